@@ -1,0 +1,38 @@
+"""Errors that say whose fault it is and what to do.
+
+Expected failures (a miss, an evicted block, a dead daemon) are result events, not exceptions.
+"""
+
+
+class KVFerryError(Exception):
+    """Base of every error that kvferry raises on purpose."""
+
+
+class ConfigError(KVFerryError):
+    """The user's configuration or environment is wrong; the text says what to change.
+
+    Raised at start, before anything is served.
+    """
+
+
+class LocalProtocolError(KVFerryError):
+    """We are about to do something illegal: a bug of this process.
+
+    A core that raises it has changed nothing.
+    """
+
+
+class RemoteProtocolError(KVFerryError):
+    """The peer sent something illegal. Count it, log it, drop the message."""
+
+
+class HandleError(KVFerryError):
+    """A memory handle cannot be exported or mapped; the text names the cause and the remedy."""
+
+
+class StoreError(KVFerryError):
+    """A store cannot be opened or used at all (single keys never raise, see ``Outcome``)."""
+
+
+class LogFormatError(KVFerryError):
+    """An event log cannot be read: wrong magic, unknown version or a broken header."""
