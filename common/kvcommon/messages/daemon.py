@@ -71,6 +71,9 @@ class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True):
     #: The rank's model side is mapped: lookups and plans are served.
     attached: bool
     store: str = ""
+    #: Directory of the daemon's event log, absolute; empty if it keeps none. A scheduler side on
+    #: the same host that was not told of a directory of its own logs there too.
+    event_log: str = ""
 
 
 class GroupHit(msgspec.Struct, frozen=True, kw_only=True):
