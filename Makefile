@@ -1,0 +1,81 @@
+# kvferry: what people and CI run. `make help` lists the targets.
+#
+# PYTHON    interpreter that .venv is made from (3.10 to 3.13)
+# STORE     store of the demo: mooncake, or memory (needs no RDMA library)
+# PIP_ARGS  further arguments of `pip install`. The CPU build of vLLM needs the CPU build of torch.
+#           Where pip finds only the CUDA one ("No matching distribution found for torch==…+cpu"),
+#           name PyTorch's own CPU index:
+#               make setup PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
+PYTHON ?= python3
+STORE ?= mooncake
+PIP_ARGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.kvferry-setup
+PYTEST := $(BIN)/python -m pytest
+SOURCES := common kvsched kvworker tools tests benchmarks
+# vLLM brings these, and they cannot be imported beside the CPU build of torch. vLLM and
+# transformers run without them.
+UNUSABLE := torchvision torchaudio torchcodec
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-e2e lint types imports spelling sizes bench check clean verbs
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) verbs ## make .venv with vLLM for CPU, Mooncake and the tools (quick when done)
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
+	    echo "Cannot make a virtual environment with $(PYTHON)." >&2; \
+	    echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[cpu,test,dev,plot]'
+	$(BIN)/python -m pip uninstall --quiet --yes $(UNUSABLE)
+	@touch $@
+
+# Mooncake's client library loads libibverbs even when it only speaks TCP.
+verbs:
+	@if ldconfig -p 2>/dev/null | grep -q 'libibverbs\.so\.1'; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y libibverbs1; \
+	else \
+	    echo "libibverbs1 is missing, which Mooncake needs: install it (as root:" >&2; \
+	    echo "apt-get install libibverbs1), or go on without Mooncake: STORE=memory" >&2; \
+	fi
+
+demo: setup ## serve a tiny model twice and show what was reused; writes demo-out/
+	$(BIN)/python tools/demo.py --store $(STORE) --out demo-out
+
+test: setup ## set up, then run the whole test suite, end-to-end tests included
+	$(PYTEST)
+
+test-e2e: setup ## run only the tests that start vLLM or several processes
+	$(PYTEST) -m e2e
+
+lint: setup ## ruff: rules
+	$(BIN)/ruff check $(SOURCES)
+
+types: setup ## mypy, strict
+	$(BIN)/mypy
+
+imports: setup ## import-linter: pure cores, sides that never meet
+	$(BIN)/lint-imports
+
+spelling: setup ## codespell
+	$(BIN)/codespell
+
+sizes: setup ## module and function sizes; every module has its test file
+	$(BIN)/python tools/check_sizes.py
+
+bench: setup ## measure hooks and time to first token; writes bench-out/
+	$(BIN)/python benchmarks/bench_hooks.py
+	$(BIN)/python benchmarks/bench_ttft.py
+
+check: lint types imports spelling sizes test ## everything that CI checks
+
+clean: ## remove caches and outputs (not .venv)
+	rm -rf demo-out bench-out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	    .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
