@@ -29,6 +29,12 @@ class RemoteProtocolError(KVFerryError):
 class HandleError(KVFerryError):
     """A memory handle cannot be exported or mapped; the text names the cause and the remedy."""
 
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        """``cause`` is what happened, ``remedy`` what a person can do about it."""
+        super().__init__(f"{cause} ({remedy})" if remedy else cause)
+        self.cause = cause
+        self.remedy = remedy
+
 
 class StoreError(KVFerryError):
     """A store cannot be opened or used at all (single keys never raise, see ``Outcome``)."""

@@ -28,6 +28,8 @@ class LocalHandle(msgspec.Struct, frozen=True, kw_only=True, tag="local"):
 
     address: int
     size: int
+    #: The process in which ``address`` means something; any other refuses the handle.
+    pid: int = 0
 
 
 #: How one storage of the KV cache reaches the daemon.

@@ -1,0 +1,181 @@
+"""Puts the two sides together from vLLM's configuration and ours."""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from kvcommon.config import ConnectorConfig, DaemonConfig
+from kvcommon.describe import GroupSpec, describe_cache, layout_digest
+from kvcommon.endpoints import daemon_endpoint, run_dir
+from kvcommon.errors import ConfigError
+from kvcommon.ids import EngineId, new_epoch
+from kvcommon.keys import fingerprint
+from kvcommon.memory.cpu import export_storages, local_handles
+from kvcommon.memory.page import ProgressPage
+from kvcommon.messages import Attach
+from kvsched import compat
+from kvsched.attachment import Attachment
+from kvsched.core.core import CoreConfig
+from kvsched.link import DaemonLink
+from kvsched.metadata import RankHandshake, RankInfo, rank_handshake
+from kvsched.model_side import ModelSide
+from kvsched.pending import DataLink
+
+logger = logging.getLogger("vllm.kvferry.assembly")
+
+#: The one place where the two halves of kvferry meet: inline mode.
+INLINE_GROUP, INLINE_NAME = "kvferry.inline", "daemon"
+
+
+def core_config(config: ConnectorConfig, vllm_config: Any, group: compat.Group) -> CoreConfig:
+    """What the scheduler side's core must know."""
+    can_load, can_save = compat.roles(vllm_config)
+    if vllm_config.kv_transfer_config.kv_load_failure_policy == "fail" and can_load:
+        logger.warning(
+            "kvferry: kv_load_failure_policy is 'fail': a block that is evicted between lookup and "
+            "load ends its request with an error; 'recompute' computes it instead"
+        )
+    return CoreConfig(
+        block_size=group.block_size,
+        load=config.load,
+        can_load=can_load,
+        can_save=can_save,
+        save_decode=config.save_decode,
+        sync_is_safe=compat.sync_load_is_safe(vllm_config),
+        lookup_timeout_ms=config.lookup_timeout_ms,
+        ack_timeout_ms=config.ack_timeout_ms,
+        load_timeout_ms=config.load_timeout_ms,
+        max_held_blocks=int(group.num_blocks * config.max_held_fraction),
+        min_load_blocks=config.min_load_blocks,
+        validate=config.validate,
+    )
+
+
+def rank_endpoint(config: ConnectorConfig, device: str, rank: int) -> str:
+    """Where the daemon of a rank is.
+
+    Raises:
+        ConfigError: ``daemons`` is a list with no entry for this rank.
+    """
+    if config.daemons == "auto":
+        return daemon_endpoint(run_dir(config.run_dir), device)
+    if isinstance(config.daemons, str):
+        return config.daemons
+    if rank >= len(config.daemons):
+        raise ConfigError(
+            f"daemons lists {len(config.daemons)} endpoints, and this is rank {rank}: name one per "
+            "rank, or use \"auto\""
+        )
+    return config.daemons[rank]
+
+
+def build_model_side(
+    config: ConnectorConfig,
+    vllm_config: Any,
+    engine: EngineId,
+    group: compat.Group,
+    kv_caches: Mapping[str, Any],
+) -> tuple[ModelSide, RankHandshake]:
+    """Describe and export the KV cache, begin to attach, and introduce the rank.
+
+    Raises:
+        ConfigError, HandleError: the cache cannot be shared; says what to change.
+    """
+    where = compat.placement(vllm_config)
+    layout, storages = describe_cache(
+        kv_caches,
+        [
+            GroupSpec(
+                group=0,
+                block_size=group.block_size,
+                num_blocks=group.num_blocks,
+                layer_names=group.layer_names,
+            )
+        ],
+    )
+    served = layout.groups[0]
+    device = compat.device_name(storages[0].device, where.local_rank)
+    identity = compat.namespace(
+        vllm_config, group, where, layout_digest(served), config.label
+    )
+    inline = config.mode == "inline"
+    page, epoch, context = ProgressPage.create(), new_epoch(), zmq.Context.instance()
+    if inline:
+        near, far = _start_inline(config, engine, where.rank, device, context)
+    else:
+        near = far = rank_endpoint(config, device, where.rank)
+
+    def export() -> Attach:
+        handles = local_handles(storages) if inline else export_storages(storages)
+        return Attach(
+            pid=os.getpid(),
+            device=device,
+            storages=handles,
+            layout=layout,
+            page=page.handle,
+            namespace=identity,
+            lease_ms=int(config.lease_ms),
+        )
+
+    # Re-homing moves the memory, so it happens here, before any step, and not in the thread; what
+    # the thread exports again later is the same file.
+    export()
+
+    def link(role: str) -> Callable[[], DaemonLink]:
+        return lambda: DaemonLink(context, near, where.rank, role)
+
+    attachment = Attachment(link("model"), engine, epoch, export, page, config.heartbeat_ms)
+    model = ModelSide(
+        attachment,
+        page,
+        DataLink(link("data")(), engine, epoch),
+        tuple(layer.name for layer in served.layers),
+        config.load_timeout_ms,
+    )
+    info = RankInfo(
+        rank=where.rank,
+        endpoint=far,
+        device=device,
+        fingerprint=fingerprint(identity),
+        object_bytes=served.object_bytes,
+        block_size=group.block_size,
+        num_blocks=group.num_blocks,
+    )
+    return model, rank_handshake(info)
+
+
+def _start_inline(
+    config: ConnectorConfig,
+    engine: EngineId,
+    rank: int,
+    device: str,
+    context: "zmq.Context[zmq.Socket[bytes]]",
+) -> tuple[str, str]:
+    """Start the daemon in a thread of this process; returns (our endpoint, the scheduler's)."""
+    found = list(entry_points(group=INLINE_GROUP, name=INLINE_NAME))
+    if not found:
+        raise ConfigError("mode: inline needs the installed kvferry package (its kvworker part)")
+    start = found[0].load()
+    directory: Path = run_dir(config.run_dir)
+    near = f"inproc://kvferry-{engine}-{rank}"
+    far = f"ipc://{directory}/in-{engine[:8]}-{rank}-{os.getpid()}.sock"
+    start(
+        DaemonConfig(
+            device=device,
+            store=config.store,
+            mooncake_config=config.mooncake_config,
+            memory_limit=config.memory_limit,
+            run_dir=str(directory),
+            endpoint=far,
+            event_log=config.event_log,
+            validate=config.validate,
+        ),
+        context=context,
+        endpoints=(near,),
+    )
+    return near, far

@@ -1,0 +1,137 @@
+"""Keeps a daemon informed of this worker's memory, in a thread of its own.
+
+The thread says ``Attach`` when the daemon is there (or comes back), answers the daemon's read-back
+check, and sends heartbeats independent of traffic. The thread that runs the model only reads
+``attached`` and ``generation``.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kvcommon.ids import EngineId, Epoch
+from kvcommon.memory.page import ProgressPage, expected_answer
+from kvcommon.messages import Attach, Attached, Detach, Heartbeat, JobsEnded, Refused
+from kvsched.link import DaemonLink, LinkChange, ProcessWatch
+
+logger = logging.getLogger("vllm.kvferry.attachment")
+
+#: After a refusal that says trying again will not help.
+_REFUSED_S = 10.0
+_BROKEN_S = 0.1
+
+
+class Attachment:
+    """One rank's attachment to its daemon."""
+
+    def __init__(
+        self,
+        make_link: Callable[[], DaemonLink],
+        engine: EngineId,
+        epoch: Epoch,
+        export: Callable[[], Attach],
+        page: ProgressPage,
+        heartbeat_ms: float,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            make_link: Makes the control conversation's link, inside the thread.
+            engine: vLLM's engine id.
+            epoch: Incarnation of this model side.
+            export: Exports the memory afresh; called once per attach.
+            page: The progress page, for the read-back check.
+            heartbeat_ms: How often to say something.
+        """
+        self._make_link = make_link
+        self._engine = engine
+        self._epoch = epoch
+        self._export = export
+        self._page = page
+        self._heartbeat_s = heartbeat_ms / 1e3
+        self._stop = threading.Event()
+        self._refused = ""
+        self._watch = ProcessWatch(0)
+        #: The daemon has mapped our memory and is alive as far as we know.
+        self.attached = False
+        #: Counts attachments; 0 before the first. A change means: reopen the data conversation.
+        self.generation = 0
+        self._thread = threading.Thread(target=self._run, name="kvferry-attach", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Detach and stop the thread (bounded: it never waits longer than a heartbeat)."""
+        self._stop.set()
+        self._thread.join(timeout=self._heartbeat_s + 1.0)
+
+    def _run(self) -> None:
+        link = self._make_link()
+        try:
+            while not self._stop.is_set():
+                pause_s = self._converse(link)
+                self.attached = False
+                self._stop.wait(pause_s)
+        except Exception:
+            self.attached = False
+            logger.exception("kvferry: attach thread ended; this engine serves without the cache")
+        finally:
+            link.close()
+            self._watch.close()
+
+    def _converse(self, link: DaemonLink) -> float:
+        """Hold one conversation until it breaks; returns how long to wait before the next."""
+        # An answer of an earlier daemon must not pass for this one's.
+        self._page.answer(0)
+        link.open(self._engine, self._epoch)
+        link.send(self._export())
+        while not self._stop.is_set():
+            if not link.wait(self._heartbeat_s * 1e3) and self.attached:
+                link.send(Heartbeat())
+            for change in link.changes():
+                if change is LinkChange.DISCONNECTED:
+                    logger.warning("kvferry: the daemon has gone; waiting for it to come back")
+                    return 0.0
+            while (message := link.receive()) is not None:
+                if isinstance(message, Attached):
+                    self._attached(message)
+                elif isinstance(message, Refused):
+                    return self._was_refused(message)
+                elif isinstance(message, LinkChange):
+                    return _BROKEN_S
+                elif isinstance(message, JobsEnded):
+                    logger.warning("kvferry: job ends on the control conversation; ignored")
+        link.send(Detach(reason="the engine shuts down"))
+        return 0.0
+
+    def _attached(self, message: Attached) -> None:
+        if self._page.answered() != expected_answer(self._page.nonce):
+            logger.error("kvferry: the daemon says it mapped our memory, but its mark is missing")
+            return
+        self._watch.close()
+        self._watch = ProcessWatch(message.pid)
+        self._refused = ""
+        self.generation += 1
+        self.attached = True
+        logger.info(
+            "kvferry: attached to the daemon (pid %d, %s)",
+            message.pid,
+            ", ".join(message.capabilities) or "no special capabilities",
+        )
+        if message.differences:
+            logger.warning(
+                "kvferry: what this daemon has stored so far cannot be used by this engine: %s",
+                "; ".join(message.differences),
+            )
+
+    def _was_refused(self, message: Refused) -> float:
+        if message.resync:
+            return _BROKEN_S
+        if message.reason != self._refused:
+            self._refused = message.reason
+            logger.error(
+                "kvferry: the daemon refuses this engine: %s. %s %s",
+                message.reason,
+                message.remedy,
+                "; ".join(message.differences),
+            )
+        return _REFUSED_S

@@ -1,0 +1,15 @@
+"""Makes ``"kv_connector": "KVFerryConnector"`` known to vLLM.
+
+vLLM loads the entry point group ``vllm.general_plugins`` in every one of its processes; the
+function may run more than once in one process.
+"""
+
+CONNECTOR = "KVFerryConnector"
+
+
+def register() -> None:
+    """Register the connector with vLLM's factory, once."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(CONNECTOR, "kvsched.connector", CONNECTOR)

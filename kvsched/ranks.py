@@ -1,0 +1,271 @@
+"""The daemons of all ranks, seen as events of the scheduler side's core.
+
+Threading: used by vLLM's scheduler thread alone. Nothing here blocks unless a time is given.
+
+There is no thread of our own: sockets are drained from the hooks that vLLM calls. While the engine
+is idle nobody listens, which is harmless: nothing of ours is pending then (vLLM keeps stepping
+while ``has_pending_push_work`` says so), and daemons watch this process by its pidfd.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from kvcommon.ids import EngineId, Epoch
+from kvcommon.messages import (
+    FromDaemon,
+    Heartbeat,
+    Hello,
+    JobsEnded,
+    LookupResult,
+    Message,
+    PlanAck,
+    RankIdentity,
+    Refused,
+    StoreHealth,
+    StoreState,
+    Welcome,
+)
+from kvsched.core.events import (
+    DaemonLost,
+    DaemonReady,
+    JobsReported,
+    LookupAnswered,
+    PlanAcked,
+    SchedEvent,
+    StoreChanged,
+)
+from kvsched.link import DaemonLink, LinkChange, ProcessWatch
+from kvsched.metadata import RankInfo
+
+logger = logging.getLogger("vllm.kvferry.ranks")
+
+#: A conversation is not reopened more often than this.
+_REOPEN_NS = 100_000_000
+#: After a refusal that says trying again will not help, we do try again this rarely: an operator
+#: may have restarted the daemon with another configuration.
+_REFUSED_NS = 10_000_000_000
+
+Emit = Callable[[SchedEvent, str], None]
+
+
+class Rank:
+    """One rank's daemon."""
+
+    def __init__(self, info: RankInfo, link: DaemonLink) -> None:
+        """Start out unconnected."""
+        self.info = info
+        self.link = link
+        #: The daemon's process, once it has said who it is.
+        self.watch = ProcessWatch(0)
+        self.epoch = 0
+        #: A connection was seen at least once, so that the next one is a reconnection.
+        self.connected = False
+        #: ``DaemonLost(dead=False)`` was told; its death is still to be told.
+        self.suspect = False
+        #: When to open a new conversation, monotonic ns; 0: no need.
+        self.reopen_at = 0
+        self.opened_at = 0
+        self.sent_at = 0
+        self.refused = ""
+
+
+class Ranks:
+    """Conversations with every rank's daemon."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        engine: EngineId,
+        epoch: Epoch,
+        infos: Sequence[RankInfo],
+        *,
+        emit: Emit,
+        open_jobs: Callable[[int], tuple[int, ...]],
+        heartbeat_ms: float,
+        on_welcome: Callable[[Welcome], None],
+    ) -> None:
+        """Open a conversation with each rank's daemon (it need not be there yet).
+
+        Args:
+            context: Shared with an inline daemon, else the process's own.
+            engine: vLLM's engine id.
+            epoch: Incarnation of this scheduler side.
+            infos: Every rank, in rank order.
+            emit: Takes events of the core, with what caused them.
+            open_jobs: The jobs that the core believes open on a rank.
+            heartbeat_ms: How often to say something while we are being called at all.
+            on_welcome: Is shown every ``Welcome`` before the core is told.
+        """
+        self._engine = engine
+        self._epoch = epoch
+        self._emit = emit
+        self._open_jobs = open_jobs
+        self._heartbeat_ns = int(heartbeat_ms * 1e6)
+        self._on_welcome = on_welcome
+        self._identities = tuple(
+            RankIdentity(rank=info.rank, fingerprint=info.fingerprint) for info in infos
+        )
+        self._ranks = [
+            Rank(info, DaemonLink(context, info.endpoint, info.rank, "scheduler"))
+            for info in infos
+        ]
+        for rank in self._ranks:
+            self._reopen(rank, time.monotonic_ns())
+
+    @property
+    def identities(self) -> tuple[RankIdentity, ...]:
+        """Rank numbers and fingerprints, in rank order."""
+        return self._identities
+
+    def send(self, index: int, body: Message, cause: str) -> None:
+        """Say something to the daemon of rank ``index``; a full queue is a lost daemon."""
+        rank = self._ranks[index]
+        if rank.link.send(body, cause):
+            rank.sent_at = time.monotonic_ns()
+        elif not rank.suspect:
+            self._lost(rank, "its queue is full or closed")
+
+    def poll(self) -> None:
+        """Take in everything that has arrived, without waiting."""
+        now_ns = time.monotonic_ns()
+        for rank in self._ranks:
+            self._poll_changes(rank, now_ns)
+            self._poll_messages(rank, now_ns)
+            if rank.suspect and rank.watch.is_dead():
+                rank.suspect = False
+                self._tell_lost(rank, dead=True, reason="its process has ended")
+            if rank.reopen_at and now_ns >= rank.reopen_at:
+                self._reopen(rank, now_ns)
+            elif now_ns - rank.sent_at > self._heartbeat_ns and rank.epoch and not rank.suspect:
+                self.send(rank.info.rank, Heartbeat(), "")
+
+    def wait(self, index: int, timeout_ms: float) -> bool:
+        """Wait until the daemon of rank ``index`` has said something. False: it has not."""
+        return self._ranks[index].link.wait(timeout_ms)
+
+    def close(self) -> None:
+        """End every conversation."""
+        for rank in self._ranks:
+            rank.link.close()
+            rank.watch.close()
+
+    def _poll_changes(self, rank: Rank, now_ns: int) -> None:
+        for change in rank.link.changes():
+            if change is LinkChange.DISCONNECTED:
+                self._lost(rank, "the connection is gone")
+            elif rank.connected:
+                rank.reopen_at = now_ns
+            else:
+                rank.connected = True
+
+    def _poll_messages(self, rank: Rank, now_ns: int) -> None:
+        while (message := rank.link.receive()) is not None:
+            if isinstance(message, LinkChange):
+                logger.warning("kvferry: conversation with %s is broken", rank.info.endpoint)
+                self._break(rank, now_ns)
+                return
+            self._take(rank, message, now_ns)
+            if rank.reopen_at:
+                return
+
+    def _take(self, rank: Rank, message: FromDaemon, now_ns: int) -> None:
+        index, cause = rank.info.rank, rank.link.last_cause
+        if isinstance(message, Welcome):
+            self._welcome(rank, message, now_ns)
+        elif isinstance(message, LookupResult):
+            self._emit(LookupAnswered(now_ns=now_ns, rank=index, result=message), cause)
+        elif isinstance(message, PlanAck):
+            self._emit(PlanAcked(now_ns=now_ns, rank=index, step=message.step), cause)
+        elif isinstance(message, JobsEnded):
+            self._emit(JobsReported(now_ns=now_ns, rank=index, ends=message.ends), cause)
+        elif isinstance(message, StoreHealth):
+            up = message.state is StoreState.UP
+            logger.log(
+                logging.INFO if up else logging.WARNING,
+                "kvferry: the store of %s is %s %s",
+                rank.info.device,
+                message.state.value,
+                message.reason,
+            )
+            self._emit(
+                StoreChanged(now_ns=now_ns, rank=index, up=up, reason=message.reason), cause
+            )
+        elif isinstance(message, Refused):
+            self._refused(rank, message, now_ns)
+
+    def _welcome(self, rank: Rank, message: Welcome, now_ns: int) -> None:
+        epoch = rank.link.daemon_epoch
+        if epoch != rank.epoch:
+            rank.watch.close()
+            rank.watch = ProcessWatch(message.pid)
+            rank.epoch = epoch
+        rank.suspect = False
+        rank.refused = ""
+        self._on_welcome(message)
+        self._emit(
+            DaemonReady(
+                now_ns=now_ns,
+                rank=rank.info.rank,
+                epoch=epoch,
+                attached=message.attached,
+                store=message.store,
+            ),
+            rank.link.last_cause,
+        )
+
+    def _refused(self, rank: Rank, message: Refused, now_ns: int) -> None:
+        if message.resync:
+            self._break(rank, now_ns)
+            return
+        if message.reason != rank.refused:
+            rank.refused = message.reason
+            logger.error(
+                "kvferry: the daemon of %s refuses this engine: %s. %s The engine serves without "
+                "the cache.",
+                rank.info.device,
+                message.reason,
+                message.remedy,
+            )
+        self._lost(rank, message.reason)
+        rank.reopen_at = now_ns + _REFUSED_NS
+
+    def _break(self, rank: Rank, now_ns: int) -> None:
+        self._lost(rank, "the conversation is out of step")
+        rank.reopen_at = max(now_ns, rank.opened_at + _REOPEN_NS)
+
+    def _lost(self, rank: Rank, reason: str) -> None:
+        if rank.epoch == 0 or rank.suspect:
+            return
+        dead = rank.watch.is_dead()
+        rank.suspect = not dead
+        logger.warning(
+            "kvferry: lost the daemon of %s (%s); the engine serves without the cache",
+            rank.info.device,
+            reason,
+        )
+        self._tell_lost(rank, dead=dead, reason=reason)
+
+    def _tell_lost(self, rank: Rank, *, dead: bool, reason: str) -> None:
+        self._emit(
+            DaemonLost(
+                now_ns=time.monotonic_ns(), rank=rank.info.rank, dead=dead, reason=reason
+            ),
+            "",
+        )
+
+    def _reopen(self, rank: Rank, now_ns: int) -> None:
+        rank.reopen_at = 0
+        rank.opened_at = rank.sent_at = now_ns
+        rank.connected = False
+        rank.link.open(self._engine, self._epoch)
+        rank.link.send(
+            Hello(
+                pid=os.getpid(),
+                ranks=self._identities,
+                open_jobs=self._open_jobs(rank.info.rank),
+            )
+        )

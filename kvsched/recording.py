@@ -1,0 +1,117 @@
+"""The scheduler side's core with its event log.
+
+A connector that was not told of a log directory writes beside its daemon's log if that daemon keeps
+one and is on this host (``Welcome.event_log``). Until a daemon has said so, events wait in memory
+(bounded): a log without its beginning could not be replayed.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+import kvcommon
+from kvcommon.config import ConnectorConfig
+from kvcommon.eventlog import LogHeader, LogWriter, Recorder
+from kvcommon.ids import EngineId, Epoch
+from kvsched.core.commands import SchedCommand
+from kvsched.core.core import CoreConfig, SchedCore
+from kvsched.core.events import SchedEvent
+
+#: Events kept while no daemon has said where to log; past that the log is given up.
+MAX_WAITING = 4096
+
+Record = tuple[int, str, msgspec.Struct, Sequence[msgspec.Struct], str]
+
+
+class WaitingWriter:
+    """Stands in for a ``LogWriter`` until a directory is known, or for ever."""
+
+    def __init__(self) -> None:
+        """Start with nothing waiting."""
+        self._waiting: list[Record] | None = []
+        self.writer: LogWriter | None = None
+
+    def record(
+        self,
+        seq: int,
+        cause: str,
+        event: msgspec.Struct,
+        commands: Sequence[msgspec.Struct],
+        fault: str = "",
+    ) -> None:
+        """Write, or keep for later, or (too much is waiting) give up."""
+        if self.writer is not None:
+            self.writer.record(seq, cause, event, commands, fault)
+        elif self._waiting is not None:
+            self._waiting.append((seq, cause, event, commands, fault))
+            if len(self._waiting) > MAX_WAITING:
+                self._waiting = None
+
+    @property
+    def wants(self) -> bool:
+        """A directory would still be of use."""
+        return self.writer is None and self._waiting is not None
+
+    def begin(self, writer: LogWriter) -> None:
+        """Write what waited, and from now on directly."""
+        for record in self._waiting or ():
+            writer.record(*record)
+        self._waiting = None
+        self.writer = writer
+
+
+class SchedulerLog:
+    """The core, recorded."""
+
+    def __init__(
+        self, config: ConnectorConfig, engine: EngineId, epoch: Epoch, core_config: CoreConfig
+    ) -> None:
+        """Make the core; open the log if the configuration names a directory."""
+        self.core = SchedCore(core_config)
+        self._name = f"kvsched-{engine[:8]}-{epoch:016x}"[:40]
+        self._header = LogHeader(
+            core="kvsched",
+            name=self._name,
+            epoch=epoch,
+            pid=os.getpid(),
+            wall_ns=time.time_ns(),
+            mono_ns=time.monotonic_ns(),
+            versions={"kvferry": kvcommon.__version__},
+            config=msgspec.Raw(msgspec.msgpack.encode(core_config)),
+            info={"engine": engine},
+        )
+        self._waiting = WaitingWriter()
+        self._recorder = Recorder(
+            self.core, self._waiting, self._name, validate=config.validate
+        )
+        #: Directory of the log; empty while there is none.
+        self.place = ""
+        self.offer(config.event_log)
+
+    @property
+    def stimulus(self) -> str:
+        """Names the event being handled, for the ``cause`` of what is sent because of it."""
+        return self._recorder.stimulus
+
+    def offer(self, directory: str) -> None:
+        """Log to this directory unless a log is open already; empty: nothing offered."""
+        if directory and self._waiting.wants:
+            self._waiting.begin(LogWriter(Path(directory), self._header))
+            self.place = directory
+
+    def handle(self, event: SchedEvent, cause: str = "") -> Sequence[SchedCommand]:
+        """Let the core handle one event, and record it."""
+        return self._recorder.handle(event, cause)
+
+    def flush(self) -> None:
+        """Hand buffered records to the operating system."""
+        if self._waiting.writer is not None:
+            self._waiting.writer.flush()
+
+    def close(self) -> None:
+        """Write out and close the log."""
+        if self._waiting.writer is not None:
+            self._waiting.writer.close()

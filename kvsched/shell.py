@@ -1,0 +1,313 @@
+"""The scheduler side's shell: vLLM's calls become events, commands become deeds.
+
+Threading: vLLM's scheduler thread alone; no thread of our own.
+
+Fault rule: a bug of ours must never take the engine down. ``guarded`` wraps every entry: on an
+exception the shell logs it with the place of the event log, switches itself off, and from then on
+answers "no hit" and plans nothing. Blocks that it held stay held, because daemons may still touch
+them.
+"""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import zmq
+
+from kvcommon.config import ConnectorConfig
+from kvcommon.ids import EngineId, new_epoch
+from kvcommon.messages import RankIdentity, Welcome
+from kvsched.blocks import HeldBlocks
+from kvsched.core.commands import (
+    AnswerMatch,
+    FreeBlocks,
+    HoldBlocks,
+    SchedCommand,
+    SendToDaemon,
+    TellModel,
+)
+from kvsched.core.core import CoreConfig
+from kvsched.core.events import (
+    BlocksAllocated,
+    MatchAsked,
+    RanksKnown,
+    RequestAdded,
+    RequestFinished,
+    ResetAsked,
+    SchedEvent,
+    StepFinished,
+    Ticked,
+)
+from kvsched.metadata import RankInfo, StepMetadata, step_metadata
+from kvsched.ranks import Ranks
+from kvsched.recording import SchedulerLog
+from kvsched.steps import scheduled_step
+
+logger = logging.getLogger("vllm.kvferry.scheduler")
+
+#: How often sockets are drained while nothing of ours is pending.
+_IDLE_POLL_NS = 50_000_000
+_TICK_NS = 250_000_000
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def guarded(
+    default: Callable[[], R],
+) -> Callable[
+    [Callable[Concatenate["SchedulerShell", P], R]], Callable[Concatenate["SchedulerShell", P], R]
+]:
+    """Answer ``default()`` when switched off, and switch off on any exception."""
+
+    def wrap(
+        method: Callable[Concatenate["SchedulerShell", P], R],
+    ) -> Callable[Concatenate["SchedulerShell", P], R]:
+        @functools.wraps(method)
+        def call(self: "SchedulerShell", /, *args: P.args, **kwargs: P.kwargs) -> R:
+            if self.off:
+                return default()
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:
+                self.switch_off(method.__name__)
+                return default()
+
+        return call
+
+    return wrap
+
+
+class SchedulerShell:
+    """Everything of the scheduler side that is not a decision."""
+
+    def __init__(self, config: ConnectorConfig, engine: EngineId, core_config: CoreConfig) -> None:
+        """Make the core; conversations start when vLLM names the ranks."""
+        self._config = config
+        self._engine = engine
+        self._epoch = new_epoch()
+        self._log = SchedulerLog(config, engine, self._epoch, core_config)
+        self._core = self._log.core
+        self._blocks = HeldBlocks()
+        self._ranks: Ranks | None = None
+        #: vLLM's request objects by id, for their growing hash lists, until they finish.
+        self._requests: dict[str, Any] = {}
+        #: How many hashes of a request the core was told.
+        self._told: dict[str, int] = {}
+        self._step = 0
+        self._wait_left_ms = config.lookup_wait_ms
+        self._polled_at = 0
+        self._ticked_at = 0
+        self._answer: AnswerMatch | None = None
+        self._tell: TellModel | None = None
+        #: A fault switched us off; see the module docstring.
+        self.off = False
+
+    # -- start ---------------------------------------------------------------------------------
+
+    def bind_block_pool(self, pool: Any) -> None:
+        """Take vLLM's block pool (it comes before any request)."""
+        self._blocks.bind(pool)
+
+    def ranks_known(self, infos: Sequence[RankInfo]) -> None:
+        """Take vLLM's handshake: open a conversation with each rank's daemon."""
+        infos = sorted(infos, key=lambda info: info.rank)
+        self._handle(
+            RanksKnown(
+                now_ns=time.monotonic_ns(),
+                ranks=tuple(
+                    RankIdentity(rank=info.rank, fingerprint=info.fingerprint) for info in infos
+                ),
+            )
+        )
+        self._ranks = Ranks(
+            zmq.Context.instance(),
+            self._engine,
+            self._epoch,
+            infos,
+            emit=self._handle,
+            open_jobs=self._core.open_jobs,
+            heartbeat_ms=self._config.heartbeat_ms,
+            on_welcome=self._welcomed,
+        )
+
+    # -- vLLM's calls --------------------------------------------------------------------------
+
+    @guarded(lambda: None)
+    def request_added(self, request: Any) -> None:
+        """``on_new_request``: look the request up before it is first scheduled."""
+        self._poll()
+        self._add(request)
+
+    @guarded(lambda: (0, False))
+    def match(self, request: Any, num_local_tokens: int) -> tuple[int | None, bool]:
+        """``get_num_new_matched_tokens``. Waits at most ``lookup_wait_ms`` per step, all told."""
+        if request.request_id not in self._requests:
+            self._add(request)
+        answer = self._ask(request, num_local_tokens)
+        if answer.num_tokens is None:
+            self._poll()
+            answer = self._ask(request, num_local_tokens)
+        while answer.num_tokens is None and self._wait_left_ms > 0 and self._ranks is not None:
+            started = time.monotonic()
+            heard = self._ranks.wait(0, self._wait_left_ms)
+            self._wait_left_ms -= (time.monotonic() - started) * 1e3
+            if not heard:
+                break
+            self._poll()
+            answer = self._ask(request, num_local_tokens)
+        return answer.num_tokens, answer.asynchronous
+
+    @guarded(lambda: None)
+    def allocated(self, request: Any, block_ids: Iterable[int], num_external_tokens: int) -> None:
+        """``update_state_after_alloc``."""
+        if request.request_id not in self._requests:
+            self._add(request)
+        self._handle(
+            BlocksAllocated(
+                now_ns=time.monotonic_ns(),
+                request_id=request.request_id,
+                block_ids=tuple(block_ids),
+                num_external_tokens=num_external_tokens,
+            )
+        )
+
+    def plan(self, output: Any) -> StepMetadata:
+        """``build_connector_meta``: always answers, also when switched off."""
+        self._step += 1
+        return self._plan(output) or StepMetadata(self._step)
+
+    @guarded(lambda: None)
+    def _plan(self, output: Any) -> StepMetadata | None:
+        self._wait_left_ms = self._config.lookup_wait_ms
+        now_ns = time.monotonic_ns()
+        if self._core.has_pending or now_ns - self._polled_at > _IDLE_POLL_NS:
+            self._poll()
+        event = scheduled_step(
+            output, self._step, now_ns, self._core.active, self._requests, self._told
+        )
+        if event is None:
+            return None
+        self._tell = None
+        self._handle(event)
+        return step_metadata(self._tell) if self._tell is not None else None
+
+    @guarded(lambda: None)
+    def step_finished(self, step: int, invalid_block_ids: Iterable[int]) -> None:
+        """``update_connector_output`` of a step in which a rank had something to report."""
+        self._handle(
+            StepFinished(
+                now_ns=time.monotonic_ns(),
+                step=step,
+                invalid_block_ids=tuple(sorted(invalid_block_ids)),
+            )
+        )
+
+    @guarded(lambda: None)
+    def request_finished(self, request_id: str) -> None:
+        """``request_finished``, on any end."""
+        if self._requests.pop(request_id, None) is not None:
+            self._told.pop(request_id, None)
+            self._handle(RequestFinished(now_ns=time.monotonic_ns(), request_id=request_id))
+
+    @guarded(lambda: False)
+    def reset(self) -> bool:
+        """``reset_cache``: forget what is stored. False: daemons cannot be told now."""
+        self._poll()
+        self._handle(ResetAsked(now_ns=time.monotonic_ns()))
+        return True
+
+    @property
+    def has_pending(self) -> bool:
+        """Jobs are open or blocks held: vLLM must keep stepping so that we hear of their end."""
+        return not self.off and self._core.has_pending
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """The core's counters, ever growing, and its gauges."""
+        return self._core.counters
+
+    def close(self) -> None:
+        """End conversations, write out the log."""
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+        self._log.close()
+
+    def switch_off(self, where: str) -> None:
+        """Stop taking part, for the rest of this engine's life."""
+        self.off = True
+        logger.exception(
+            "kvferry: internal fault in %s; this engine serves on without the cache until it is "
+            "restarted. Please report it with the event log%s.",
+            where,
+            f" {self._log.place}" if self._log.place else " (set event_log to have one)",
+        )
+        self._log.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _add(self, request: Any) -> None:
+        hashes = tuple(request.block_hashes)
+        self._requests[request.request_id] = request
+        self._told[request.request_id] = len(hashes)
+        self._handle(
+            RequestAdded(
+                now_ns=time.monotonic_ns(),
+                request_id=request.request_id,
+                num_tokens=request.num_tokens,
+                block_hashes=hashes,
+                skip_lookup=bool(getattr(request, "skip_reading_prefix_cache", False)),
+            )
+        )
+
+    def _ask(self, request: Any, num_local_tokens: int) -> AnswerMatch:
+        request_id, hashes = request.request_id, request.block_hashes
+        grown = len(hashes) > self._told[request_id]
+        if grown:
+            self._told[request_id] = len(hashes)
+        self._answer = None
+        self._handle(
+            MatchAsked(
+                now_ns=time.monotonic_ns(),
+                request_id=request_id,
+                num_tokens=request.num_tokens,
+                num_local_tokens=num_local_tokens,
+                block_hashes=tuple(hashes) if grown else (),
+            )
+        )
+        if self._answer is None:
+            raise AssertionError(f"the core did not answer MatchAsked for {request_id}")
+        return self._answer
+
+    def _poll(self) -> None:
+        now_ns = self._polled_at = time.monotonic_ns()
+        if self._ranks is not None:
+            self._ranks.poll()
+        if now_ns - self._ticked_at > _TICK_NS:
+            self._ticked_at = now_ns
+            self._handle(Ticked(now_ns=now_ns))
+            self._log.flush()
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        self._log.offer(welcome.event_log)
+
+    def _handle(self, event: SchedEvent, cause: str = "") -> None:
+        for command in self._log.handle(event, cause):
+            self._do(command)
+
+    def _do(self, command: SchedCommand) -> None:
+        if isinstance(command, SendToDaemon):
+            if self._ranks is not None:
+                self._ranks.send(command.rank, command.body, self._log.stimulus)
+        elif isinstance(command, AnswerMatch):
+            self._answer = command
+        elif isinstance(command, HoldBlocks):
+            self._blocks.hold(command.block_ids)
+        elif isinstance(command, FreeBlocks):
+            self._blocks.free(command.block_ids)
+        else:
+            self._tell = command
+
