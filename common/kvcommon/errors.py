@@ -40,5 +40,9 @@ class StoreError(KVFerryError):
     """A store cannot be opened or used at all (single keys never raise, see ``Outcome``)."""
 
 
+class StoreUnreachable(StoreError):
+    """Nobody answers where the store should be. It may come up later: try again."""
+
+
 class LogFormatError(KVFerryError):
     """An event log cannot be read: wrong magic, unknown version or a broken header."""

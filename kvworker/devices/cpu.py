@@ -99,7 +99,7 @@ def _copies(
             yield from _runs(piece, block_ids, hosts)
             continue
         address, stride, length, offset = piece
-        for block, host in zip(block_ids, hosts):
+        for block, host in zip(block_ids, hosts, strict=True):
             yield address + block * stride, host + offset, length
 
 
@@ -109,7 +109,7 @@ def _runs(
     """Merge neighbours: block after block in the cache and object after object in host memory."""
     length = piece.length
     memory = host = size = 0
-    for block, at in zip(block_ids, hosts):
+    for block, at in zip(block_ids, hosts, strict=True):
         here = piece.address + block * length
         if size and here == memory + size and at == host + size:
             size += length

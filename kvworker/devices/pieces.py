@@ -105,7 +105,7 @@ def check_layout(layout: CacheLayout, storages: Sequence[MappedStorage]) -> None
     if len(layout.storage_bytes) != len(storages):
         cause = f"the layout speaks of {len(layout.storage_bytes)} storages, not {len(storages)}"
         raise HandleError(cause)
-    for index, (said, storage) in enumerate(zip(layout.storage_bytes, storages)):
+    for index, (said, storage) in enumerate(zip(layout.storage_bytes, storages, strict=True)):
         if said != storage.size:
             raise HandleError(f"storage {index} has {storage.size} bytes, the layout says {said}")
     for group in layout.groups:
