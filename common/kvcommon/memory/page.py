@@ -79,7 +79,7 @@ class ProgressPage:
             pid=os.getpid(), fd=fd, size=PAGE_BYTES, st_dev=info.st_dev, st_ino=info.st_ino
         )
         page = cls(PageHandle(storage=storage), map_handle(storage), fd)
-        page._words[_NONCE_WORD] = int.from_bytes(os.urandom(8), "little") or 1
+        page.renew()
         page._words[1] = PAGE_VERSION
         page._words[0] = _MAGIC
         return page
@@ -107,6 +107,11 @@ class ProgressPage:
     def nonce(self) -> int:
         """The owner's random word, never 0: both sides see it only if they map the same memory."""
         return self._words[_NONCE_WORD]
+
+    def renew(self) -> None:
+        """Draw a new nonce and forget the answer: the owner's part, before each attach."""
+        self._words[_ANSWER_WORD] = 0
+        self._words[_NONCE_WORD] = int.from_bytes(os.urandom(8), "little") or 1
 
     def answer(self, value: int) -> None:
         """Write the daemon's answer (``expected_answer(nonce)``)."""
