@@ -30,9 +30,10 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
 	    echo "Cannot make a virtual environment with $(PYTHON)." >&2; \
 	    echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[cpu,test,dev,plot]'
-	$(BIN)/python -m pip uninstall --quiet --yes $(UNUSABLE)
+	@echo "Installing vLLM for CPU, Mooncake and the tools into .venv (minutes, about 3 GB) ..."
+	@$(BIN)/python -m pip install -qq --upgrade pip
+	@$(BIN)/python -m pip install -qq $(PIP_ARGS) -e '.[cpu,test,dev,plot]'
+	@$(BIN)/python -m pip uninstall -qq --yes $(UNUSABLE)
 	@touch $@
 
 # Mooncake's client library loads libibverbs even when it only speaks TCP.
