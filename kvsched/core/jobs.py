@@ -88,9 +88,11 @@ class Ledger:
         return self._open.get(job_id)
 
     def __len__(self) -> int:
+        """Return the number of open jobs."""
         return len(self._open)
 
     def __iter__(self) -> Iterator[Job]:
+        """Go through the open jobs in the order of planning."""
         return iter(self._open.values())
 
     def saver_of(self, block_hash: bytes) -> Job | None:

@@ -32,7 +32,9 @@ class SavePlan(msgspec.Struct, frozen=True, kw_only=True):
     #: ``saved_until`` of the request if the plan is carried out.
     saved_until: int
     #: Blocks left out because the bound on held blocks is reached.
-    num_skipped: int
+    num_skipped: int = 0
+    #: Blocks left out because an open job must end before they can be saved.
+    num_deferred: int = 0
 
 
 def block_limit(record: RequestRecord, config: CoreConfig) -> int:
@@ -76,16 +78,20 @@ def plan_saves(
     start = record.next_save
     end = savable_end(record, scheduled, config)
     if record.save_bar is not SaveBar.NONE or start >= end:
-        return SavePlan(parts=(), saved_until=record.saved_until, num_skipped=0)
+        return SavePlan(parts=(), saved_until=record.saved_until)
     earlier = min(record.full_seen, scheduled.num_computed_tokens // config.block_size)
     room = max(0, config.max_held_blocks - ledger.num_held_blocks)
     chosen: list[int] = []
+    deferred = False
     stop = start
     while stop < end:
         saver = ledger.saver_of(record.hashes[stop])
-        if saver is not None and saver.tainted:
-            break  # it will be revoked; only then can the key be written again
-        if saver is None and _may_read(record.blocks[stop], ledger):
+        if ledger.is_loading(record.blocks[stop]) or (saver is not None and saver.tainted):
+            # The load may yet fail; the other save will be revoked, and only then can the key be
+            # written again.
+            deferred = True
+            break
+        if saver is None and record.blocks[stop] != 0:
             if len(chosen) == room:
                 break
             chosen.append(stop)
@@ -97,13 +103,9 @@ def plan_saves(
     return SavePlan(
         parts=tuple(part for part in parts if part is not None),
         saved_until=max(record.saved_until, stop),
-        num_skipped=end - stop,
+        num_skipped=0 if deferred else end - stop,
+        num_deferred=end - stop if deferred else 0,
     )
-
-
-def _may_read(block_id: int, ledger: Ledger) -> bool:
-    """Null blocks hold nothing; a block that is being loaded is stored already."""
-    return block_id != 0 and not ledger.is_loading(block_id)
 
 
 def _part(record: RequestRecord, indices: list[int], *, computed: bool) -> SavePart | None:

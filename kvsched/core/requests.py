@@ -123,13 +123,17 @@ class RequestRecord:
         self.full_seen = 0
         self.save_bar = SaveBar.NONE
 
-    def set_hashes(self, hashes: tuple[bytes, ...]) -> None:
-        """Take over the whole list of hashes; what differs is forgotten with its progress."""
-        if len(hashes) < len(self.hashes) or self.hashes != list(hashes[: len(self.hashes)]):
-            self.stored_until = self.saved_until = self.full_seen = 0
-            self.hashes = list(hashes)
-        else:
+    def set_hashes(self, hashes: tuple[bytes, ...]) -> bool:
+        """Take over the whole list of hashes.
+
+        Return False if it does not continue the old one: what was known of it is forgotten.
+        """
+        if self.hashes == list(hashes[: len(self.hashes)]):
             self.hashes.extend(hashes[len(self.hashes) :])
+            return True
+        self.hashes = list(hashes)
+        self.stored_until = self.saved_until = self.full_seen = 0
+        return False
 
     def roll_back(self, first_block: int) -> None:
         """Blocks from ``first_block`` on are not what they were taken for."""

@@ -1,0 +1,236 @@
+"""The scheduler side's core: what vLLM and the daemons say goes in, what to do comes out.
+
+Pure and synchronous: no clock, socket, thread or random source (rule 10). ``SchedCore.handle`` is
+the only door. It may raise ``LocalProtocolError`` if vLLM breaks its own contract; whatever a
+daemon does, it never raises.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from kvcommon.messages import ResetStore
+from kvsched.core.commands import SchedCommand
+from kvsched.core.config import CoreConfig
+from kvsched.core.events import (
+    BlocksAllocated,
+    DaemonLost,
+    DaemonReady,
+    JobsReported,
+    LookupAnswered,
+    MatchAsked,
+    PlanAcked,
+    RanksKnown,
+    RequestAdded,
+    RequestFinished,
+    ResetAsked,
+    SchedEvent,
+    StepFinished,
+    StepScheduled,
+    StoreChanged,
+    Ticked,
+)
+from kvsched.core.jobs import JobKind
+from kvsched.core.matching import Matcher
+from kvsched.core.reports import Reporter
+from kvsched.core.requests import SaveBar
+from kvsched.core.scheduling import Planner
+from kvsched.core.state import CoreState
+from kvsched.core.verdicts import Judge
+
+__all__ = ["CoreConfig", "SchedCore"]
+
+
+class SchedCore:
+    """Decides what is looked up, loaded, saved and published."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self._state = CoreState(config)
+        self._matcher = Matcher(self._state)
+        self._reporter = Reporter(self._state)
+        self._planner = Planner(self._state, self._matcher, self._reporter)
+        self._judge = Judge(self._state)
+        self._handlers: dict[type[SchedEvent], Callable[[Any], list[SchedCommand]]] = {
+            Ticked: self._ticked,
+            RanksKnown: self._ranks_known,
+            DaemonReady: self._daemon_ready,
+            DaemonLost: self._daemon_lost,
+            StoreChanged: self._store_changed,
+            RequestAdded: self._request_added,
+            MatchAsked: self._matcher.asked,
+            BlocksAllocated: self._matcher.allocated,
+            StepScheduled: self._planner.scheduled,
+            StepFinished: self._judge.finished,
+            RequestFinished: self._request_finished,
+            LookupAnswered: self._matcher.answered,
+            PlanAcked: self._plan_acked,
+            JobsReported: self._jobs_reported,
+            ResetAsked: self._reset_asked,
+        }
+
+    def handle(self, event: SchedEvent) -> list[SchedCommand]:
+        """Take in one event; return what is to be done, in order.
+
+        Raises:
+            LocalProtocolError: vLLM did what its interface excludes; nothing has changed.
+        """
+        commands = self._handlers[type(event)](event)
+        if self._state.config.validate:
+            self.validate()
+        return commands
+
+    @property
+    def active(self) -> Mapping[str, None]:
+        """Requests of which ``StepScheduled`` must tell, if they are scheduled; all others can be
+        left out. A live view: do not keep it over ``handle``."""
+        return self._state.active
+
+    @property
+    def wants_step(self) -> bool:
+        """The next ``StepScheduled`` is needed even if it tells of no request."""
+        return bool(self._state.pending or self._state.cancel)
+
+    @property
+    def has_pending(self) -> bool:
+        """Jobs are open: blocks are referenced, and vLLM must keep stepping."""
+        return len(self._state.ledger) > 0 or self.wants_step
+
+    @property
+    def num_held_blocks(self) -> int:
+        """References that open jobs hold in vLLM's block pool."""
+        return self._state.ledger.num_held_blocks
+
+    @property
+    def serving(self) -> bool:
+        """Every rank's daemon is there and attached, and the store is up."""
+        return self._state.ranks.serving and self._state.ranks.store_up
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Totals since the start, by name."""
+        return self._state.counters
+
+    def open_jobs(self, rank: int) -> tuple[int, ...]:
+        """Return the jobs that a rank has not ended: ``Hello.open_jobs``."""
+        return self._state.ledger.open_on(rank)
+
+    def validate(self) -> None:
+        """Assert every invariant of the core's state. Slow."""
+        state = self._state
+        state.ledger.validate(state.ranks.named)
+        self._matcher.validate()
+        for request_id, record in state.requests.items():
+            assert record.request_id == request_id
+            assert (request_id in state.active) == state.wants_steps(record), record
+            assert record.next_save <= len(record.hashes), record
+            if record.async_job:
+                job = state.ledger.get(record.async_job)
+                assert job is not None, record
+                assert job.kind is JobKind.ASYNC_LOAD, job
+        assert state.requests.keys() >= state.active.keys()
+        for load in state.pending.values():
+            known = state.find(load.request_id, load.serial) is not None
+            assert known != load.cancelled, load
+        for step in state.steps:
+            assert {note.job_id for note in step.saves}.issuperset(step.tainted), step
+        for job in state.ledger:
+            if job.is_save:
+                record_of_step = state.steps.get(job.step)
+                assert record_of_step is not None, job
+                assert any(note.job_id == job.job_id for note in record_of_step.saves), job
+
+    def _ticked(self, event: Ticked) -> list[SchedCommand]:
+        overdue_before_ns = event.now_ns - self._state.config.ack_timeout_ns
+        self._state.counters["acks_late"] += self._state.ranks.find_late(overdue_before_ns)
+        return []
+
+    def _ranks_known(self, event: RanksKnown) -> list[SchedCommand]:
+        ranks = self._state.ranks
+        named = tuple(sorted(identity.rank for identity in event.ranks))
+        commands: list[SchedCommand] = []
+        for rank in ranks.named:
+            if rank not in named:
+                commands += self._reporter.rank_gone(rank)
+        ranks.named = named
+        return commands
+
+    def _daemon_ready(self, event: DaemonReady) -> list[SchedCommand]:
+        ranks = self._state.ranks
+        rank = ranks.get(event.rank)
+        commands: list[SchedCommand] = []
+        if rank.epoch != event.epoch:
+            if rank.epoch:
+                self._state.counters["daemon_restarts"] += 1
+            commands += self._reporter.rank_gone(event.rank)
+            rank.store_up = True
+        if event.rank == ranks.lookup_rank and (rank.epoch != event.epoch or not event.attached):
+            self._matcher.forget_all()
+        rank.epoch = event.epoch
+        rank.attached = event.attached
+        rank.lost = rank.late = False
+        rank.acks = {}
+        return [*commands, *self._judge.repeat(rank)]
+
+    def _daemon_lost(self, event: DaemonLost) -> list[SchedCommand]:
+        rank = self._state.ranks.get(event.rank)
+        if not rank.lost:
+            self._state.counters["daemons_lost"] += 1
+        rank.lost = True
+        rank.late = False
+        rank.acks = {}
+        if event.rank == self._state.ranks.lookup_rank:
+            self._matcher.forget_all()
+        return self._reporter.rank_gone(event.rank) if event.dead else []
+
+    def _store_changed(self, event: StoreChanged) -> list[SchedCommand]:
+        self._state.ranks.get(event.rank).store_up = event.up
+        return []
+
+    def _request_added(self, event: RequestAdded) -> list[SchedCommand]:
+        return [*self._drop_request(event.request_id), *self._matcher.added(event)]
+
+    def _request_finished(self, event: RequestFinished) -> list[SchedCommand]:
+        return self._drop_request(event.request_id)
+
+    def _drop_request(self, request_id: str) -> list[SchedCommand]:
+        """Forget a request. Its jobs go on; a load that vLLM still waits for is cancelled."""
+        state = self._state
+        record = state.requests.get(request_id)
+        if record is None:
+            return []
+        commands = self._matcher.drop(record)
+        pending = state.pending.get(request_id)
+        if pending is not None and pending.asynchronous:
+            # vLLM keeps the blocks until the load is reported ended, so it must begin.
+            state.pending[request_id] = msgspec.structs.replace(pending, cancelled=True)
+        elif pending is not None:
+            del state.pending[request_id]
+            commands += self._matcher.release(pending.lookup_id)
+        if record.async_job:
+            state.cancel[record.async_job] = None
+        del state.requests[request_id]
+        state.active.pop(request_id, None)
+        return commands
+
+    def _plan_acked(self, event: PlanAcked) -> list[SchedCommand]:
+        overdue_before_ns = event.now_ns - self._state.config.ack_timeout_ns
+        self._state.ranks.acked(event.rank, event.step, overdue_before_ns)
+        return []
+
+    def _jobs_reported(self, event: JobsReported) -> list[SchedCommand]:
+        return self._reporter.ended(event.rank, event.ends)
+
+    def _reset_asked(self, _event: ResetAsked) -> list[SchedCommand]:
+        """Forget what is stored; what was computed before must not come back into the store."""
+        state = self._state
+        commands: list[SchedCommand] = []
+        for record in state.requests.values():
+            commands += self._matcher.drop(record)
+            record.stored_until = record.saved_until = 0
+            if record.blocks:
+                record.save_bar = SaveBar.UNTIL_PREEMPTED
+            state.refresh_active(record)
+        self._judge.taint_all()
+        state.counters["resets"] += 1
+        return [*commands, *state.send_all(state.ranks.all(), ResetStore())]
