@@ -30,7 +30,6 @@ SIZED = ("common", "kvsched", "kvworker", "tools", "tests", "benchmarks")
 
 #: Modules without a mirror test file, and why that is right.
 NO_MIRROR = {
-    "kvworker/devices/base.py": "an interface; its conformance suite tests every implementation",
     "kvworker/stores/base.py": "an interface; its conformance suite tests every implementation",
 }
 
@@ -87,7 +86,7 @@ def mirror_of(module: Path) -> Path:
     if module.name == "__init__.py":
         name = "test_init.py" if module.parent == Path() else f"test_{module.parent.name}.py"
         return module.parent.parent / name
-    return module.with_name(f"test_{module.name.strip('_')}")
+    return module.with_name(f"test_{module.stem.strip('_')}.py")
 
 
 def mirror_complaints(root: Path) -> Iterator[Complaint]:

@@ -132,7 +132,7 @@ def test_the_master_alone_is_enough() -> None:
         ({}, "no master_server_address.*MOONCAKE_MASTER"),
         ({"master_server_address": ""}, "no master_server_address"),
         ({"master_server_addres": "a:1"}, "no master_server_address"),
-        ({"master_server_address": "a:1", "protocl": "tcp"}, "did you mean protocol?"),
+        ({"master_server_address": "a:1", "device_nam": "x"}, "did you mean device_name?"),
         (
             {"master_server_address": 5},
             r"Expected `str`, got `int` - at `\$.master_server_address`",

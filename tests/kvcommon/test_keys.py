@@ -28,7 +28,7 @@ CHANGES: dict[str, Any] = {
     "dtype": "torch.float16",
     "cache_dtype": "fp8_e5m2",
     "block_sizes": (64,),
-    "layout": ("abd",),
+    "layout": ("xyz",),
     "layers": (4, 4),
     "tensor_parallel": 2,
     "pipeline_parallel": 2,
@@ -82,6 +82,6 @@ def test_differences_name_field_and_both_values() -> None:
     assert differences(changed("model"), BASE) == ("model: 'tinier', not 'tiny'",)
     theirs = msgspec.structs.replace(changed("layout"), label="tenant")
     assert differences(BASE, theirs) == (
-        "layout: ('abc',), not ('abd',)",
+        "layout: ('abc',), not ('xyz',)",
         "label: '', not 'tenant'",
     )
