@@ -46,6 +46,8 @@ ENGINE_LOST: Final = "engine-lost"
 OVERLOAD: Final = "overload"
 #: The answer came after its deadline, when it was no longer of use.
 LATE: Final = "late"
+#: The plan names a step, group or block that this rank does not have: a bug of one side.
+BAD_PLAN: Final = "bad-plan"
 
 #: Every word, in the order of ``docs/reasons.md``.
 REASONS: Final[tuple[str, ...]] = (
@@ -69,4 +71,5 @@ REASONS: Final[tuple[str, ...]] = (
     ENGINE_LOST,
     OVERLOAD,
     LATE,
+    BAD_PLAN,
 )
