@@ -37,8 +37,8 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 # Mooncake's client library loads libibverbs even when it only speaks TCP.
-verbs:
-	@if ldconfig -p 2>/dev/null | grep -q 'libibverbs\.so\.1'; then exit 0; fi; \
+verbs: $(STAMP)
+	@if $(BIN)/python -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y libibverbs1; \
 	else \
