@@ -131,7 +131,7 @@ def chat(
 def _events(url: str, path: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
     """Yield the events of a streamed answer as they arrive."""
     request = _request(url, path, body)
-    with _errors(path), urllib.request.urlopen(request, timeout=REQUEST_S) as answer:
+    with _errors(path), urllib.request.urlopen(request, timeout=REQUEST_S) as answer:  # noqa: S310
         for line in answer:
             data = line.decode().strip().removeprefix("data: ")
             if not data or data == "[DONE]":
@@ -145,11 +145,10 @@ def _events(url: str, path: str, body: Mapping[str, object]) -> Iterator[dict[st
 def _call(
     url: str, path: str, body: Mapping[str, object] | None = None, timeout_s: float = REQUEST_S
 ) -> bytes:
-    with _errors(path):
-        with urllib.request.urlopen(_request(url, path, body), timeout=timeout_s) as answer:
-            content: bytes = answer.read()
-            return content
-    raise AssertionError
+    request = _request(url, path, body)
+    with _errors(path), urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+        content: bytes = answer.read()
+    return content
 
 
 def _request(url: str, path: str, body: Mapping[str, object] | None) -> urllib.request.Request:

@@ -20,11 +20,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-import apiclient
 import psutil
 
+import apiclient
 from kvcommon.endpoints import daemon_endpoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Longest time until an engine or a daemon answers.
 ENGINE_START_S = 240.0
@@ -102,8 +106,8 @@ class ServerProcess:
         """Its process id, which is also that of its process group; 0 when it is not running."""
         return self._process.pid if self._process else 0
 
-    def launch(self) -> None:
-        """Start it, without waiting for anything."""
+    def launch(self, pass_fds: Sequence[int] = ()) -> None:
+        """Start it, without waiting for anything; ``pass_fds`` stay open in it."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -113,6 +117,7 @@ class ServerProcess:
                 stderr=output,
                 env=self._environ,
                 start_new_session=True,
+                pass_fds=pass_fds,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
             )
 
@@ -210,6 +215,7 @@ class ServerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """End it."""
         self.stop()
 
 
@@ -238,13 +244,17 @@ class VllmServer(ServerProcess):
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", "tiny"]
         command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-        command += ["--enable-prompt-tokens-details", "--seed", "0", *arguments]
+        # Left to itself vLLM turns a float32 model into bfloat16, and logprobs then differ by
+        # 0.03 between a prompt computed at once and one computed behind a cached prefix.
+        command += ["--dtype", "float32", "--seed", "0"]
+        command += ["--enable-prompt-tokens-details", *arguments]
         if kv_transfer is not None:
             command += ["--kv-transfer-config", json.dumps(kv_transfer)]
         super().__init__(name, command, log, engine_environ(environ))
         self.url = f"http://127.0.0.1:{port}"
 
-    def __enter__(self) -> "VllmServer":
+    def __enter__(self) -> "Self":
+        """Start it and wait until it is healthy."""
         self.launch()
         self.wait_ready(lambda: apiclient.is_healthy(self.url), ENGINE_START_S)
         return self
@@ -276,7 +286,8 @@ class DaemonProcess(ServerProcess):
         super().__init__(name, command, log, whole)
         self.socket_path = daemon_endpoint(run_dir, device).removeprefix("ipc://")
 
-    def __enter__(self) -> "DaemonProcess":
+    def __enter__(self) -> "Self":
+        """Start it and wait until it listens."""
         self.launch()
         self.wait_ready(self._listens, DAEMON_START_S)
         return self
