@@ -5,7 +5,6 @@ import msgspec
 from kvcommon.messages.base import Message
 
 
-
 class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the engine, as learnt from vLLM's handshake metadata."""
 
