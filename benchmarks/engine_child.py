@@ -7,20 +7,15 @@ core and its worker are processes of their own, as in production; without, every
 
 import json
 import os
-import random
 import sys
 import time
 from typing import Any, TextIO
 
+from benchmarks import hook_timing
+from benchmarks.prompts import random_prompt
+
 #: Retrying a reset of the prefix cache: blocks that are being saved are held for a moment.
 RESET_S = 30.0
-#: Ids below are the tokenizer's special tokens.
-FIRST_TOKEN = 10
-
-
-def prompt(seed: int, num_tokens: int, vocabulary: int) -> list[int]:
-    """Return the random prompt of a seed."""
-    return random.Random(seed).choices(range(FIRST_TOKEN, vocabulary), k=num_tokens)
 
 
 class Child:
@@ -50,7 +45,7 @@ class Child:
 
     def generate(self, order: dict[str, Any]) -> dict[str, Any]:
         """Run one random prompt to its first token and time it."""
-        tokens = prompt(order["seed"], order["num_tokens"], self._vocabulary)
+        tokens = random_prompt(order["seed"], order["num_tokens"], self._vocabulary)
         params = self._sampling(temperature=0, max_tokens=order.get("max_tokens", 1), logprobs=0)
         started = time.perf_counter()
         [output] = self.llm.generate([{"prompt_token_ids": tokens}], params, use_tqdm=False)
@@ -80,8 +75,6 @@ class Child:
 
     def hooks(self, order: dict[str, Any]) -> dict[str, Any]:
         """Time the connector's hooks; see ``hook_timing``."""
-        from benchmarks import hook_timing
-
         return hook_timing.measure(self.llm, order, self._vocabulary)
 
 

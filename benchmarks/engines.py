@@ -13,11 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import servers
 import tinymodel
 from localmaster import LocalMaster
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Longest time until an engine has answered an order.
 ORDER_S = 240.0

@@ -10,9 +10,14 @@ decode steps' own ``SchedulerOutput`` is then given again in a loop, where nothi
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks import engine_child
+from benchmarks.prompts import random_prompt
+
+if TYPE_CHECKING:
+    from vllm import LLM
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.v1.core.sched.output import SchedulerOutput
 
 #: Calls per timing, and timings of which the median is taken.
 LOOPS = 2000
@@ -22,7 +27,7 @@ DECODE_STEPS = 24
 PREFILLS = 12
 
 
-def measure(llm: Any, order: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+def measure(llm: "LLM", order: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     """Time every hook.
 
     Args:
@@ -46,7 +51,7 @@ def measure(llm: Any, order: dict[str, Any], vocabulary: int) -> dict[str, Any]:
 class _Probe:
     """Drives the engine and watches ``build_connector_meta``."""
 
-    def __init__(self, llm: Any, vocabulary: int, seed: int) -> None:
+    def __init__(self, llm: "LLM", vocabulary: int, seed: int) -> None:
         from vllm import SamplingParams
         from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
 
@@ -61,7 +66,7 @@ class _Probe:
         self._watching: list[float] = []
         self._last: tuple[Any, Any] | None = None
 
-    def _watched(self, scheduler_output: Any) -> Any:
+    def _watched(self, scheduler_output: "SchedulerOutput") -> "KVConnectorMetadata":
         started = time.perf_counter_ns()
         metadata = self._build(scheduler_output)
         self._watching.append((time.perf_counter_ns() - started) / 1000)
@@ -71,7 +76,7 @@ class _Probe:
 
     def _add(self, num_tokens: int, max_tokens: int) -> None:
         self._seed += 1
-        tokens = engine_child.prompt(self._seed, num_tokens, self._vocabulary)
+        tokens = random_prompt(self._seed, num_tokens, self._vocabulary)
         params = self._params(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         name = f"hook-{self._seed}"
         self._engine.add_request(name, {"prompt_token_ids": tokens}, params)
