@@ -1,0 +1,269 @@
+"""Which records belong to which request.
+
+A request id stands only in some messages. The rest is reached through ids that those messages tie
+to it: lookups, jobs, steps, operations, block hashes. Both classes read records in causal order.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import msgspec
+
+from kvcommon import messages as msg
+from kvreplay.loading import Entry
+from kvreplay.ops import (
+    Job,
+    ended_op,
+    engine_id,
+    engine_of,
+    key_hash,
+    keys_of,
+    plan_jobs,
+    started_op,
+)
+from kvsched.core import commands as sched_do
+from kvsched.core import events as sched
+from kvworker.core import commands as work_do
+from kvworker.core import events as work
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_GETS: Final = (work_do.OpenGets, work_do.LoadLayers, work_do.CloseGets)
+_PUTS: Final = (work_do.OpenPuts, work_do.WriteLayers, work_do.ClosePuts)
+_WEATHER: Final = (sched.DaemonReady, sched.DaemonLost, sched.StoreChanged)
+#: Ids that ``Mentions`` remembers of each kind; the oldest are forgotten first.
+_MAX_REMEMBERED: Final = 200_000
+
+
+@dataclass(frozen=True)
+class Touch:
+    """What of a record belongs to the request."""
+
+    event: bool
+    commands: tuple[msgspec.Struct, ...]
+
+    def __bool__(self) -> bool:
+        """Anything at all belongs to the request."""
+        return self.event or bool(self.commands)
+
+
+@dataclass
+class RequestLinks:
+    """Follows one request through merged logs."""
+
+    request_id: str
+    #: Engine that the request runs on; unknown until a daemon's record names it.
+    engine: str | None = None
+    #: Log of that engine's scheduler side.
+    sched_log: str | None = None
+    jobs: dict[int, Job] = field(default_factory=dict)
+    #: Jobs by step.
+    steps: dict[int, set[int]] = field(default_factory=dict)
+    lookups: dict[int, msg.Lookup] = field(default_factory=dict)
+    #: Running operations: (log, op).
+    ops: set[tuple[str, int]] = field(default_factory=set)
+    #: Jobs whose blocks are still held, and whether the request itself still lives.
+    alive: bool = False
+    _open_jobs: set[int] = field(default_factory=set)
+
+    def touch(self, entry: Entry) -> Touch:
+        """Take in the next record; tell what of it belongs to the request."""
+        if entry.core == "kvsched":
+            return self._touch_sched(entry)
+        return self._touch_worker(entry)
+
+    def is_load(self, job_id: int) -> bool:
+        """The job is a load."""
+        return isinstance(self.jobs.get(job_id), msg.LoadJob)
+
+    def _touch_sched(self, entry: Entry) -> Touch:
+        event = entry.event
+        if self.sched_log not in (None, entry.log):
+            return Touch(event=False, commands=())
+        for command in entry.commands:
+            if isinstance(command, sched_do.SendToDaemon):
+                self._learn(command.body)
+        found = Touch(
+            event=self._is_sched_event(event),
+            commands=tuple(c for c in entry.commands if self._is_sched_command(c)),
+        )
+        if found:
+            self.sched_log = entry.log
+            self.alive = not isinstance(event, sched.RequestFinished) and self.alive
+            self.alive = self.alive or isinstance(event, (sched.RequestAdded, sched.MatchAsked))
+        for command in found.commands:
+            if isinstance(command, sched_do.FreeBlocks):
+                self._open_jobs.discard(command.job_id)
+        return found
+
+    def _learn(self, body: msgspec.Struct) -> None:
+        """Note the ids that a message ties to the request."""
+        if isinstance(body, msg.Lookup) and body.request_id == self.request_id:
+            self.lookups[body.lookup_id] = body
+        elif isinstance(body, msg.StepPlan):
+            for job in plan_jobs(body):
+                if job.request_id == self.request_id:
+                    if job.job_id not in self.jobs:
+                        self._open_jobs.add(job.job_id)
+                    self.jobs[job.job_id] = job
+                    self.steps.setdefault(body.step, set()).add(job.job_id)
+
+    def _is_sched_event(self, event: msgspec.Struct | None) -> bool:
+        if isinstance(event, sched.StepScheduled):
+            ids = [one.request_id for one in event.requests]
+            return self.request_id in ids or self.request_id in event.preempted
+        if isinstance(event, (sched.StepFinished, sched.PlanAcked)):
+            return event.step in self.steps
+        if isinstance(event, sched.LookupAnswered):
+            return event.result.lookup_id in self.lookups
+        if isinstance(event, sched.JobsReported):
+            return any(end.job_id in self.jobs for end in event.ends)
+        if isinstance(event, _WEATHER):
+            return self.alive or bool(self._open_jobs)
+        return getattr(event, "request_id", None) == self.request_id
+
+    def _is_sched_command(self, command: msgspec.Struct) -> bool:
+        if isinstance(command, sched_do.SendToDaemon):
+            return self._is_body(command.body)
+        if isinstance(command, (sched_do.HoldBlocks, sched_do.FreeBlocks)):
+            return command.job_id in self.jobs
+        if isinstance(command, sched_do.TellModel):
+            return any(load.job_id in self.jobs for load in command.loads) or any(
+                job in self.jobs for job in command.cancel
+            )
+        return getattr(command, "request_id", None) == self.request_id
+
+    def _is_body(self, body: msgspec.Struct) -> bool:
+        if isinstance(body, (msg.Lookup, msg.ReleaseLookup, msg.LookupResult)):
+            return body.lookup_id in self.lookups
+        if isinstance(body, msg.JobsEnded):
+            return any(end.job_id in self.jobs for end in body.ends)
+        if isinstance(body, msg.CancelJobs):
+            return any(job in self.jobs for job in body.job_ids)
+        if isinstance(body, (msg.Attach, msg.Detach)):
+            return bool(self._open_jobs)
+        return isinstance(
+            body, (msg.StepPlan, msg.StepVerdict, msg.StepBegun, msg.LayersComputed, msg.PlanAck)
+        ) and (body.step in self.steps)
+
+    def _touch_worker(self, entry: Entry) -> Touch:
+        event = entry.event
+        if isinstance(event, work.SchedulerSaid) and self._is_ours(event):
+            self._learn(event.body)
+        if self.engine is None and isinstance(event, work.SchedulerSaid) and self._names(event):
+            self.engine = engine_id(event.engine)
+        op = ended_op(event)
+        mine = op is not None and (entry.log, op) in self.ops
+        if op is not None and mine:
+            self.ops.discard((entry.log, op))
+        if isinstance(event, (work.SchedulerSaid, work.ModelSaid)):
+            mine = self._is_ours(event) and self._is_body(event.body)
+        elif isinstance(event, work.PeerLost):
+            mine = self._is_ours(event) and (self.alive or bool(self._open_jobs))
+        commands = []
+        for command in entry.commands:
+            if self._is_worker_command(entry.log, command):
+                commands.append(command)
+                op = started_op(command)
+                if op is not None:
+                    self.ops.add((entry.log, op))
+        return Touch(event=mine, commands=tuple(commands))
+
+    def _is_ours(self, value: msgspec.Struct) -> bool:
+        return self.engine is None or engine_id(engine_of(value)) == self.engine
+
+    def _names(self, event: work.SchedulerSaid) -> bool:
+        """The message itself names the request."""
+        body = event.body
+        if isinstance(body, msg.Lookup):
+            return body.request_id == self.request_id
+        if isinstance(body, msg.StepPlan):
+            return any(job.request_id == self.request_id for job in plan_jobs(body))
+        return False
+
+    def _is_worker_command(self, log: str, command: msgspec.Struct) -> bool:
+        if isinstance(command, work_do.Cancel) or not self._is_ours(command):
+            return (log, getattr(command, "op", 0)) in self.ops
+        if isinstance(command, (work_do.SendToScheduler, work_do.SendToModel)):
+            return self._is_body(command.body)
+        if isinstance(command, work_do.PublishProgress):
+            return any(self.is_load(job) for job in self.steps.get(command.step, ()))
+        if isinstance(command, work_do.FindKeys):
+            return bool(_hashes(command) & self._lookup_hashes())
+        if isinstance(command, (*_GETS, *_PUTS)):
+            step = None if isinstance(command, work_do.CloseGets) else command.step
+            load = isinstance(command, _GETS)
+            return bool(_hashes(command) & self._job_hashes(step, load=load))
+        return False
+
+    def _lookup_hashes(self) -> set[str]:
+        groups = (group for lookup in self.lookups.values() for group in lookup.groups)
+        return {block.hex() for group in groups for block in group.block_hashes}
+
+    def _job_hashes(self, step: int | None, *, load: bool) -> set[str]:
+        ids: Iterable[int] = self.jobs if step is None else self.steps.get(step, ())
+        jobs = [self.jobs[job] for job in ids if self.is_load(job) == load]
+        return {block.hex() for job in jobs for block in job.block_hashes}
+
+
+class Mentions:
+    """Tells for every record which requests it is about, as far as ids lead to them."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self._by_id: dict[tuple[str, int], str] = {}
+        self._by_op: dict[tuple[str, int], frozenset[str]] = {}
+        self._by_hash: dict[str, str] = {}
+
+    def of(self, entry: Entry) -> frozenset[str]:
+        """Take in the next record; return the requests it is about."""
+        found: set[str] = set(self._of(entry.event))
+        op = ended_op(entry.event)
+        if op is not None:
+            found |= self._by_op.pop((entry.log, op), frozenset())
+        for command in entry.commands:
+            mine = set(self._of(command))
+            started = started_op(command)
+            if started is not None:
+                mine |= {self._by_hash.get(digest, "") for digest in _hashes(command)}
+                _remember(self._by_op, (entry.log, started), frozenset(mine - {""}))
+            found |= mine
+        return frozenset(found - {""})
+
+    def job(self, job_id: int) -> str:
+        """Return the request of a job; empty if it is not known."""
+        return self._by_id.get(("job", job_id), "")
+
+    def _of(self, value: msgspec.Struct | None) -> Iterable[str]:
+        body = getattr(value, "body", value)
+        if isinstance(body, sched.LookupAnswered):
+            body = body.result
+        if isinstance(body, msg.Lookup):
+            _remember(self._by_id, ("lookup", body.lookup_id), body.request_id)
+            for group in body.groups:
+                for block in group.block_hashes:
+                    _remember(self._by_hash, block.hex(), body.request_id)
+        if isinstance(body, msg.StepPlan):
+            for job in plan_jobs(body):
+                _remember(self._by_id, ("job", job.job_id), job.request_id)
+                for block in job.block_hashes:
+                    _remember(self._by_hash, block.hex(), job.request_id)
+                yield job.request_id
+        if isinstance(body, sched.StepScheduled):
+            yield from (one.request_id for one in body.requests)
+        if isinstance(body, (msg.JobsEnded, sched.JobsReported)):
+            yield from (self.job(end.job_id) for end in body.ends)
+        yield self._by_id.get(("lookup", getattr(body, "lookup_id", -1)), "")
+        yield self.job(getattr(body, "job_id", -1))
+        yield getattr(body, "request_id", "")
+
+
+def _hashes(command: msgspec.Struct) -> set[str]:
+    return {key_hash(key) for key in keys_of(command)}
+
+
+def _remember(table: dict[_K, _V], key: _K, value: _V) -> None:
+    if len(table) >= _MAX_REMEMBERED and key not in table:
+        del table[next(iter(table))]
+    table[key] = value

@@ -1,0 +1,88 @@
+"""``show``: the records of logs, in causal order, filtered."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from kvcommon import messages as msg
+from kvreplay.links import Mentions, RequestLinks
+from kvreplay.loading import Entry, LogSet, plain
+from kvreplay.merge import merge
+from kvreplay.ops import plan_jobs
+from kvsched.core import events as sched
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What to show; every filter that is given must fit."""
+
+    request: str | None = None
+    job: int | None = None
+    step: int | None = None
+    #: Type of the event, of a command, or of a message in one of them; case does not matter.
+    kind: str | None = None
+
+
+def select(logs: LogSet, filters: Filters) -> Iterator[Entry]:
+    """Yield the records that fit, in causal order."""
+    links = RequestLinks(filters.request) if filters.request is not None else None
+    for entry in merge(logs.logs):
+        # Links read every record, whatever the other filters say.
+        touched = links is None or bool(links.touch(entry))
+        if not touched:
+            continue
+        parts = (entry.event, *entry.commands)
+        if filters.job is not None and not any(filters.job in jobs_of(part) for part in parts):
+            continue
+        if filters.step is not None and not any(filters.step == step_of(part) for part in parts):
+            continue
+        if filters.kind is not None and filters.kind.lower() not in kinds_of(entry):
+            continue
+        yield entry
+
+
+def as_plain(entry: Entry, mentions: Mentions) -> dict[str, object]:
+    """What ``--json`` prints of a record."""
+    return {
+        "log": entry.log,
+        "core": entry.core,
+        "seq": entry.seq,
+        "at_ns": entry.at_ns,
+        "cause": entry.cause,
+        "requests": sorted(mentions.of(entry)),
+        "event": plain(entry.event),
+        "commands": plain(entry.commands),
+        "fault": entry.fault,
+        "problem": entry.problem,
+    }
+
+
+def step_of(value: msgspec.Struct | None) -> int | None:
+    """Return the step that an event, a command or the message in it is about."""
+    body = getattr(value, "body", value)
+    step = getattr(body, "step", None)
+    return step if isinstance(step, int) else None
+
+
+def jobs_of(value: msgspec.Struct | None) -> set[int]:
+    """Return every job that an event, a command or the message in it names."""
+    body = getattr(value, "body", value)
+    jobs: set[int] = set()
+    if isinstance(body, msg.StepPlan):
+        jobs |= {job.job_id for job in plan_jobs(body)}
+    if isinstance(body, (msg.JobsEnded, sched.JobsReported)):
+        jobs |= {end.job_id for end in body.ends}
+    for name in ("job_ids", "tainted", "cancel"):
+        found = getattr(body, name, ())
+        jobs |= set(found) if isinstance(found, tuple) else set()
+    jobs |= {load.job_id for load in getattr(body, "loads", ())}
+    job_id = getattr(body, "job_id", None)
+    return jobs | ({job_id} if isinstance(job_id, int) else set())
+
+
+def kinds_of(entry: Entry) -> set[str]:
+    """Return the names, in small letters, of all types in a record."""
+    values = (entry.event, *entry.commands)
+    bodies = (getattr(value, "body", None) for value in values)
+    return {type(value).__name__.lower() for value in (*values, *bodies) if value is not None}

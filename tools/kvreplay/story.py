@@ -1,0 +1,122 @@
+"""``story``: one request across all logs, in causal order, ending in one sentence."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from kvreplay.conclude import Collector, Facts, sentence
+from kvreplay.links import Mentions, RequestLinks
+from kvreplay.loading import LogSet, plain
+from kvreplay.merge import merge
+from kvreplay.words import command_text, event_text
+
+#: A story is cut behind so many lines; its sentence is made from all records.
+MAX_LINES: Final = 5000
+#: At most so many request ids are offered when a prefix is not unique.
+MAX_CANDIDATES: Final = 20
+
+
+class NoSuchRequestError(Exception):
+    """No request, or more than one, begins with the given text; the message lists some."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a story: an event, or one command that it led to."""
+
+    #: Since the request's first record.
+    offset_ns: int
+    process: str
+    seq: int
+    #: ``event`` or ``command``.
+    what: str
+    kind: str
+    text: str
+    #: The record that led to this; empty if it came from outside kvferry.
+    cause: str
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything that ``story`` prints."""
+
+    request_id: str
+    lines: list[Line]
+    num_left_out: int
+    facts: Facts
+    sentence: str
+
+    def plain(self) -> dict[str, object]:
+        """What ``--json`` prints."""
+        facts = {
+            **asdict(self.facts),
+            "jobs": [
+                {**asdict(job), "ends": {str(rank): plain(end) for rank, end in job.ends.items()}}
+                for job in self.facts.jobs.values()
+            ],
+            "outcome": self.facts.outcome,
+            "reason": self.facts.reason,
+        }
+        return {
+            "request": self.request_id,
+            "lines": [asdict(line) for line in self.lines],
+            "left_out": self.num_left_out,
+            "facts": facts,
+            "sentence": self.sentence,
+        }
+
+
+def find_request(logs: LogSet, prefix: str) -> str:
+    """Return the one request id that is ``prefix`` or begins with it.
+
+    Raises:
+        NoSuchRequestError: there is none, or several.
+    """
+    found: set[str] = set()
+    mentions = Mentions()
+    for entry in merge(logs.logs):
+        found |= {one for one in mentions.of(entry) if one.startswith(prefix)}
+        if prefix in found:
+            return prefix
+        if len(found) > MAX_CANDIDATES:
+            break
+    if len(found) == 1:
+        return found.pop()
+    if not found:
+        raise NoSuchRequestError(f"no request in these logs begins with {prefix!r}")
+    some = ", ".join(sorted(found)[:MAX_CANDIDATES])
+    raise NoSuchRequestError(f"several requests begin with {prefix!r}: {some}")
+
+
+def tell(logs: LogSet, request_id: str) -> Story:
+    """Tell the story of a request that ``find_request`` found."""
+    links = RequestLinks(request_id)
+    collector = Collector(links)
+    lines: list[Line] = []
+    num_left_out = 0
+    for line in _lines(logs, links, collector):
+        if len(lines) < MAX_LINES:
+            lines.append(line)
+        else:
+            num_left_out += 1
+    facts = collector.facts
+    return Story(request_id, lines, num_left_out, facts, sentence(facts))
+
+
+def _lines(logs: LogSet, links: RequestLinks, collector: Collector) -> Iterator[Line]:
+    start_ns: int | None = None
+    for entry in merge(logs.logs):
+        touch = links.touch(entry)
+        if not touch:
+            continue
+        collector.add(entry, touch)
+        start_ns = entry.at_ns if start_ns is None else start_ns
+        offset = entry.at_ns - start_ns
+        text = event_text(entry.event)
+        if entry.fault:
+            text += f"; the core failed: {entry.fault}"
+        yield Line(offset, entry.log, entry.seq, "event", entry.kind, text, entry.cause)
+        for command in touch.commands:
+            kind = type(command).__name__
+            text = command_text(command)
+            yield Line(offset, entry.log, entry.seq, "command", kind, text, entry.stimulus)
