@@ -42,6 +42,7 @@ def core_config(config: ConnectorConfig, vllm_config: Any, group: compat.Group) 
         )
     return CoreConfig(
         block_size=group.block_size,
+        num_blocks=group.num_blocks,
         load=config.load,
         can_load=can_load,
         can_save=can_save,
@@ -104,7 +105,8 @@ def build_model_side(
         vllm_config, group, where, layout_digest(served), config.label
     )
     inline = config.mode == "inline"
-    page, epoch, context = ProgressPage.create(), new_epoch(), zmq.Context.instance()
+    page, epoch = ProgressPage.create(), new_epoch()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     if inline:
         near, far = _start_inline(config, engine, where.rank, device, context)
     else:
@@ -169,7 +171,7 @@ def _start_inline(
             device=device,
             store=config.store,
             mooncake_config=config.mooncake_config,
-            memory_limit=config.memory_limit,
+            memory_limit=config.memory_limit_bytes,
             run_dir=str(directory),
             endpoint=far,
             event_log=config.event_log,

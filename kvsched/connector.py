@@ -52,7 +52,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
         Raises:
             ConfigError: an option or the model is not what kvferry serves; says what to change.
         """
-        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[arg-type]
+        super().__init__(vllm_config, role, kv_cache_config)
         compat.check_supported(vllm_config)
         self._config = connector_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._group = compat.served_group(kv_cache_config)
@@ -227,11 +227,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVFerryPromMetrics:
         """Our counters in vLLM's ``/metrics``."""
-        from kvsched.core.core import COUNTERS
-
-        return KVFerryPromMetrics(
-            vllm_config, metric_types, labelnames, per_engine_labelvalues, tuple(COUNTERS)
-        )
+        return KVFerryPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- both ----------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ queued for the old one can arrive in it.
 
 import enum
 import logging
+import math
 import os
 import select
 from collections.abc import Iterator
+from typing import cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -19,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from kvcommon.channel import Channel, Reception
 from kvcommon.errors import RemoteProtocolError
 from kvcommon.ids import EngineId, Epoch
-from kvcommon.messages import FromDaemon, Message, decode_from_daemon
+from kvcommon.messages import PROTOCOL_VERSION, FromDaemon, Message, decode_from_daemon
 from kvcommon.messages.codec import decode_envelope
 
 logger = logging.getLogger("vllm.kvferry.link")
@@ -88,7 +90,7 @@ class DaemonLink:
         """Queue a message. False: the link is closed or its queue is full; nothing was sent."""
         if self._socket is None or self._channel is None:
             return False
-        if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:  # type: ignore[operator]
+        if not _events(self._socket) & zmq.POLLOUT:
             return False
         self._socket.send(self._channel.stamp(body, cause), zmq.NOBLOCK)
         return True
@@ -97,7 +99,7 @@ class DaemonLink:
         """Return the next message, or what broke; None if there is nothing within the time."""
         if self._socket is None or self._channel is None:
             return None
-        if timeout_ms > 0 and not self._socket.poll(timeout_ms):
+        if timeout_ms > 0 and not self._socket.poll(math.ceil(timeout_ms)):
             return None
         while True:
             try:
@@ -106,6 +108,9 @@ class DaemonLink:
                 return None
             try:
                 envelope = decode_envelope(frame)
+                if envelope.version != PROTOCOL_VERSION:
+                    # All that another version can say to us is why it refuses.
+                    return decode_from_daemon(envelope)
                 reception = self._channel.accept(envelope)
                 if reception is Reception.DUPLICATE:
                     continue
@@ -119,7 +124,7 @@ class DaemonLink:
 
     def changes(self) -> Iterator[LinkChange]:
         """Yield what happened to the connection since the last call."""
-        while self._monitor is not None and self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+        while self._monitor is not None and _events(self._monitor) & zmq.POLLIN:
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_CONNECTED:
                 yield LinkChange.CONNECTED
@@ -133,7 +138,7 @@ class DaemonLink:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        return bool(poller.poll(timeout_ms))
+        return bool(poller.poll(math.ceil(timeout_ms)))
 
     def close(self) -> None:
         """End the conversation; queued messages are dropped."""
@@ -143,6 +148,11 @@ class DaemonLink:
         if self._monitor is not None:
             self._monitor.close(linger=0)
         self._socket = self._monitor = self._channel = None
+
+
+def _events(socket: "zmq.Socket[bytes]") -> int:
+    """What the socket is ready for, without the cost of a poller."""
+    return cast("int", socket.getsockopt(zmq.EVENTS))
 
 
 class ProcessWatch:

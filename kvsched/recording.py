@@ -5,8 +5,7 @@ one and is on this host (``Welcome.event_log``). Until a daemon has said so, eve
 (bounded): a log without its beginning could not be replayed.
 """
 
-import os
-import time
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import msgspec
 
 import kvcommon
 from kvcommon.config import ConnectorConfig
-from kvcommon.eventlog import LogHeader, LogWriter, Recorder
+from kvcommon.eventlog import LogWriter, Recorder, make_header
 from kvcommon.ids import EngineId, Epoch
 from kvsched.core.commands import SchedCommand
 from kvsched.core.core import CoreConfig, SchedCore
@@ -55,6 +54,11 @@ class WaitingWriter:
         """A directory would still be of use."""
         return self.writer is None and self._waiting is not None
 
+    def flush(self) -> None:
+        """Hand buffered records to the operating system."""
+        if self.writer is not None:
+            self.writer.flush()
+
     def begin(self, writer: LogWriter) -> None:
         """Write what waited, and from now on directly."""
         for record in self._waiting or ():
@@ -71,21 +75,18 @@ class SchedulerLog:
     ) -> None:
         """Make the core; open the log if the configuration names a directory."""
         self.core = SchedCore(core_config)
-        self._name = f"kvsched-{engine[:8]}-{epoch:016x}"[:40]
-        self._header = LogHeader(
-            core="kvsched",
-            name=self._name,
-            epoch=epoch,
-            pid=os.getpid(),
-            wall_ns=time.time_ns(),
-            mono_ns=time.monotonic_ns(),
-            versions={"kvferry": kvcommon.__version__},
-            config=msgspec.Raw(msgspec.msgpack.encode(core_config)),
+        name = f"kvsched-{engine[:8]}-{epoch & 0xFFFFFFFF:08x}"
+        self._header = make_header(
+            "kvsched",
+            name,
+            epoch,
+            core_config,
+            versions={"kvferry": kvcommon.__version__, "python": platform.python_version()},
             info={"engine": engine},
         )
         self._waiting = WaitingWriter()
-        self._recorder = Recorder(
-            self.core, self._waiting, self._name, validate=config.validate
+        self._recorder = Recorder[SchedEvent, SchedCommand](
+            self.core, self._waiting, name, validate=config.validate
         )
         #: Directory of the log; empty while there is none.
         self.place = ""
@@ -108,8 +109,7 @@ class SchedulerLog:
 
     def flush(self) -> None:
         """Hand buffered records to the operating system."""
-        if self._waiting.writer is not None:
-            self._waiting.writer.flush()
+        self._waiting.flush()
 
     def close(self) -> None:
         """Write out and close the log."""

@@ -11,7 +11,7 @@ them.
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import zmq
@@ -50,6 +50,8 @@ logger = logging.getLogger("vllm.kvferry.scheduler")
 #: How often sockets are drained while nothing of ours is pending.
 _IDLE_POLL_NS = 50_000_000
 _TICK_NS = 250_000_000
+_NO_HIT: tuple[int | None, bool] = (0, False)
+_NO_PLAN: StepMetadata | None = None
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,7 +102,7 @@ class SchedulerShell:
         self._wait_left_ms = config.lookup_wait_ms
         self._polled_at = 0
         self._ticked_at = 0
-        self._answer: AnswerMatch | None = None
+        self._answers: list[AnswerMatch] = []
         self._tell: TellModel | None = None
         #: A fault switched us off; see the module docstring.
         self.off = False
@@ -141,8 +143,8 @@ class SchedulerShell:
         self._poll()
         self._add(request)
 
-    @guarded(lambda: (0, False))
-    def match(self, request: Any, num_local_tokens: int) -> tuple[int | None, bool]:
+    @guarded(lambda: _NO_HIT)
+    def match(self, request: Any, num_local_tokens: int, /) -> tuple[int | None, bool]:
         """``get_num_new_matched_tokens``. Waits at most ``lookup_wait_ms`` per step, all told."""
         if request.request_id not in self._requests:
             self._add(request)
@@ -179,16 +181,17 @@ class SchedulerShell:
         self._step += 1
         return self._plan(output) or StepMetadata(self._step)
 
-    @guarded(lambda: None)
-    def _plan(self, output: Any) -> StepMetadata | None:
+    @guarded(lambda: _NO_PLAN)
+    def _plan(self, output: Any, /) -> StepMetadata | None:
         self._wait_left_ms = self._config.lookup_wait_ms
         now_ns = time.monotonic_ns()
         if self._core.has_pending or now_ns - self._polled_at > _IDLE_POLL_NS:
             self._poll()
+        core = self._core
         event = scheduled_step(
-            output, self._step, now_ns, self._core.active, self._requests, self._told
+            output, self._step, now_ns, core.active, self._requests, self._told
         )
-        if event is None:
+        if not (event.requests or event.preempted or core.wants_step):
             return None
         self._tell = None
         self._handle(event)
@@ -225,8 +228,8 @@ class SchedulerShell:
         return not self.off and self._core.has_pending
 
     @property
-    def counters(self) -> dict[str, float]:
-        """The core's counters, ever growing, and its gauges."""
+    def counters(self) -> Mapping[str, int]:
+        """The core's counters, ever growing (``docs/metrics.md``)."""
         return self._core.counters
 
     def close(self) -> None:
@@ -268,7 +271,7 @@ class SchedulerShell:
         grown = len(hashes) > self._told[request_id]
         if grown:
             self._told[request_id] = len(hashes)
-        self._answer = None
+        self._answers.clear()
         self._handle(
             MatchAsked(
                 now_ns=time.monotonic_ns(),
@@ -278,9 +281,8 @@ class SchedulerShell:
                 block_hashes=tuple(hashes) if grown else (),
             )
         )
-        if self._answer is None:
-            raise AssertionError(f"the core did not answer MatchAsked for {request_id}")
-        return self._answer
+        (answer,) = self._answers
+        return answer
 
     def _poll(self) -> None:
         now_ns = self._polled_at = time.monotonic_ns()
@@ -303,7 +305,7 @@ class SchedulerShell:
             if self._ranks is not None:
                 self._ranks.send(command.rank, command.body, self._log.stimulus)
         elif isinstance(command, AnswerMatch):
-            self._answer = command
+            self._answers.append(command)
         elif isinstance(command, HoldBlocks):
             self._blocks.hold(command.block_ids)
         elif isinstance(command, FreeBlocks):

@@ -3,7 +3,7 @@
 vLLM asks for stats in every step; nothing is built unless a counter has moved.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -11,12 +11,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-#: Prefix of every metric, as in ``docs/metrics.md``.
-PREFIX = "vllm:kvferry_"
+#: Name of the metric family (Prometheus adds ``_total``).
+FAMILY = "vllm:kvferry_events"
 
 
 class KVFerryStats(KVConnectorStats):
     """How far each counter has moved since the last report. ``data``: counter name → number."""
+
+    data: dict[str, int]
 
     def reset(self) -> None:
         """Forget everything."""
@@ -42,9 +44,9 @@ class StatsSource:
 
     def __init__(self) -> None:
         """Start from zero."""
-        self._reported: dict[str, float] = {}
+        self._reported: dict[str, int] = {}
 
-    def take(self, counters: Mapping[str, float]) -> KVFerryStats | None:
+    def take(self, counters: Mapping[str, int]) -> KVFerryStats | None:
         """Return what moved since the last call, or None."""
         if counters == self._reported:
             return None
@@ -58,7 +60,7 @@ class StatsSource:
 
 
 class KVFerryPromMetrics(KVConnectorPromMetrics):
-    """One Prometheus counter per counter of ours, labelled as vLLM labels its own."""
+    """Our counters in vLLM's ``/metrics``: one family, the counter's name as a label."""
 
     def __init__(
         self,
@@ -66,33 +68,18 @@ class KVFerryPromMetrics(KVConnectorPromMetrics):
         metric_types: dict[Any, Any],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
-        names: tuple[str, ...],
     ) -> None:
-        """Register a counter for each name."""
+        """Register the family."""
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counters: dict[str, Callable[[int], Any]] = {}
-        for name in names:
-            family = self._counter_cls(
-                name=PREFIX + name,
-                documentation=f"kvferry scheduler side: {name} (docs/metrics.md)",
-                labelnames=labelnames,
-            )
-            self._counters[name] = self._per_engine(family)
-
-    def _per_engine(self, family: Any) -> Callable[[int], Any]:
-        values = self.per_engine_labelvalues
-        children: dict[int, Any] = {}
-
-        def child(engine: int) -> Any:
-            if engine not in children:
-                children[engine] = family.labels(*values.get(engine, [str(engine)]))
-            return children[engine]
-
-        return child
+        self._family = self._counter_cls(
+            name=FAMILY,
+            documentation="kvferry's scheduler side, by counter (docs/metrics.md)",
+            labelnames=[*labelnames, "counter"],
+        )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one report."""
+        labels = self.per_engine_labelvalues.get(engine_idx, [str(engine_idx)])
         for name, value in transfer_stats_data.items():
-            counter = self._counters.get(name)
-            if counter is not None and value > 0:
-                counter(engine_idx).inc(value)
+            if value > 0:
+                self._family.labels(*labels, name).inc(value)

@@ -1,11 +1,10 @@
 """vLLM's ``SchedulerOutput`` read as one ``StepScheduled``: only what the core must know.
 
-Cost matters here: this runs in every step. A step in which no tracked request is scheduled and
-nothing was preempted makes no event and reads nothing but three attributes, however many requests
-decode.
+Cost matters here: this runs in every step. While nothing is tracked it looks at no request, however
+many of them decode.
 """
 
-from collections.abc import Container, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from kvsched.core.events import ScheduledRequest, StepScheduled
@@ -18,10 +17,10 @@ def scheduled_step(
     output: Any,
     step: int,
     now_ns: int,
-    active: Container[str],
+    active: Mapping[str, None],
     requests: Mapping[str, Any],
     told: MutableMapping[str, int],
-) -> StepScheduled | None:
+) -> StepScheduled:
     """Read one step.
 
     Args:
@@ -33,14 +32,12 @@ def scheduled_step(
         told: How many block hashes of each request the core knows; brought up to date here.
 
     Returns:
-        The event, or None if there is nothing to tell.
+        The event; with neither requests nor preemptions there may be no need to tell the core.
     """
     preempted = getattr(output, "preempted_req_ids", None)
-    if not active and not preempted:
-        return None
     scheduled: list[ScheduledRequest] = []
     num_tokens: Mapping[str, int] = output.num_scheduled_tokens
-    for new in output.scheduled_new_reqs:
+    for new in output.scheduled_new_reqs if active else ():
         if new.req_id in active:
             scheduled.append(
                 ScheduledRequest(
@@ -54,7 +51,7 @@ def scheduled_step(
                 )
             )
     cached = output.scheduled_cached_reqs
-    for index, request_id in enumerate(cached.req_ids):
+    for index, request_id in enumerate(cached.req_ids if active else ()):
         if request_id in active:
             blocks = cached.new_block_ids[index]
             scheduled.append(

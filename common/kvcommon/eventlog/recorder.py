@@ -5,12 +5,12 @@ a writer it only counts.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from kvcommon.eventlog.format import stimulus
-from kvcommon.eventlog.writer import LogWriter
 
 EventT_contra = TypeVar("EventT_contra", bound=msgspec.Struct, contravariant=True)
 CommandT = TypeVar("CommandT", bound=msgspec.Struct)
@@ -26,13 +26,30 @@ class Core(Protocol[EventT_contra, CommandT]):
         """Raise if an invariant does not hold."""
 
 
+class Writer(Protocol):
+    """Where records go: a ``LogWriter``, or what stands in for one."""
+
+    def record(
+        self,
+        seq: int,
+        cause: str,
+        event: msgspec.Struct,
+        commands: Sequence[msgspec.Struct],
+        fault: str = "",
+    ) -> None:
+        """Append one record; never raises for a full disk."""
+
+    def flush(self) -> None:
+        """Hand what is buffered to the operating system."""
+
+
 class Recorder(Generic[EventT_contra, CommandT]):
     """A core with a log."""
 
     def __init__(
         self,
         core: Core[EventT_contra, CommandT],
-        writer: LogWriter | None,
+        writer: Writer | None,
         name: str,
         *,
         validate: bool = False,
