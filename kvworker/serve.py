@@ -1,0 +1,74 @@
+"""``kvworker serve``: one daemon as the whole of its process.
+
+Exit status: 0 after SIGTERM or SIGINT, 2 for anything the user must change, 1 for a fault of ours
+(the supervisor restarts it).
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+from kvcommon.config import DaemonConfig
+from kvcommon.errors import ConfigError, HandleError, StoreError
+from kvworker.shell import CLOSE_DEADLINE_S, Daemon
+
+logger = logging.getLogger("kvferry.worker")
+
+EXIT_OK, EXIT_FAULT, EXIT_USAGE = 0, 1, 2
+
+
+def serve(
+    config: DaemonConfig,
+    *,
+    wait_for_store: bool = True,
+    metrics_port: int | None = None,
+    log_level: str = "info",
+) -> NoReturn:
+    """Serve until a signal says stop, then leave the process."""
+    logging.basicConfig(
+        level=log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    daemon = Daemon(config, metrics_port=metrics_port)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, _stopper(daemon))
+    code = EXIT_OK
+    try:
+        daemon.start(wait_for_store=wait_for_store)
+        daemon.serve()
+    except (ConfigError, StoreError, HandleError) as error:
+        sys.stderr.write(f"kvworker: error: {error}\n")
+        code = EXIT_USAGE
+    except Exception:  # noqa: BLE001 (the outermost loop; the daemon has logged it)
+        code = EXIT_FAULT
+    arm()
+    ended = daemon.close()
+    faulthandler.cancel_dump_traceback_later()
+    logger.info("stopped")
+    sys.stderr.flush()
+    if not ended:
+        # A thread of ours is still in the store client: the interpreter would wait for it.
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def arm() -> None:
+    """End the process even if closing blocks the interpreter itself.
+
+    Mooncake's ``close`` holds the GIL, for 30 s if the master is frozen; this watchdog needs none.
+    """
+    faulthandler.dump_traceback_later(2 * CLOSE_DEADLINE_S, exit=True)
+
+
+def _stopper(daemon: Daemon) -> Callable[[int, FrameType | None], None]:
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        logger.info("stopping: %s", signal.Signals(signum).name)
+        daemon.stop()
+
+    return handle

@@ -1,0 +1,50 @@
+"""What ``kvworker status`` prints for people."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from kvcommon.messages import Status, StoreState
+
+_Row = dict[str, "str | int | float | bool"]
+
+
+def print_status(status: Status, console: Console | None = None) -> None:
+    """Print a daemon's description."""
+    console = console or Console()
+    state = "up" if status.store_state is StoreState.UP else "[bold red]DOWN[/bold red]"
+    console.print(
+        f"[bold]{status.device}[/bold]  pid {status.pid}  kvferry {status.version}  "
+        f"up {_duration(status.uptime_s)}"
+    )
+    console.print(f"store {status.store}: {state}   endpoint {status.endpoint}")
+    console.print(_table("Engines", status.engines, "no engine has attached yet"))
+    console.print(_table("Last jobs", status.recent, "no job has ended yet"))
+    numbers = [{"name": name, "value": f"{value:g}"} for name, value in status.metrics.items()]
+    console.print(_table("Metrics", sorted(numbers, key=lambda row: row["name"]), "none"))
+
+
+def _table(title: str, rows: Sequence[_Row] | Sequence[dict[str, str]], empty: str) -> Table | str:
+    """One table with the columns that its rows have, in order of first appearance."""
+    if not rows:
+        return f"{title}: {empty}"
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(*(_text(row.get(name, "")) for name in columns))
+    return table
+
+
+def _text(value: "str | float | bool") -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
