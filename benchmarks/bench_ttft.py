@@ -19,7 +19,6 @@ prompt must give others.
 import contextlib
 import dataclasses
 import itertools
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -187,11 +186,9 @@ def main(
     names = variants.split(",")
     done: list[Repeat] = []
     with contextlib.ExitStack() as stack:
-        # A short path of our own: sockets lie in it.
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvf-")))
         config = engines.EngineConfig(model=out / "model")
         console.print(f"starting {len(names)} engines")
-        running = stack.enter_context(engines.running(names, config, folder))
+        running = stack.enter_context(engines.running(names, config, out / "logs"))
         for engine in running.values():
             run_repeat(engine, -1, 1, tokens)
         for round_ in range(rounds):

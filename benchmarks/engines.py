@@ -10,6 +10,7 @@ import json
 import os
 import select
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -183,16 +184,21 @@ VARIANTS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Setup]]] 
 
 
 @contextlib.contextmanager
-def running(names: list[str], config: EngineConfig, folder: Path) -> Iterator[dict[str, Engine]]:
-    """Start one engine per variant, one after another, and keep them until the block ends."""
+def running(names: list[str], config: EngineConfig, logs: Path) -> Iterator[dict[str, Engine]]:
+    """Start one engine per variant, one after another, and keep them until the block ends.
+
+    Their logs go to ``logs``; all else lies in a temporary folder with a short path, for sockets.
+    """
     tinymodel.make_model(config.model)
     with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvf-")))
         engines = {}
         for name in names:
             place = folder / name.replace(" ", "-")
             place.mkdir(parents=True, exist_ok=True)
             setup = stack.enter_context(VARIANTS[name](place))
-            log = place / "engine.log"
+            log = logs / f"{place.name}.log"
+            log.unlink(missing_ok=True)
             engine = Engine(name, config, setup.kv_transfer, log, setup.environ)
             engines[name] = stack.enter_context(engine)
         yield engines

@@ -4,10 +4,9 @@ Versions are probed, never compared: a missing attribute means the older behavio
 """
 
 import hashlib
+import json
 import os
 from typing import Any, NamedTuple
-
-import msgspec
 
 from kvcommon.errors import ConfigError
 from kvcommon.keys import Namespace
@@ -173,5 +172,6 @@ def _config_digest(model: Any) -> str:
     """Digest the model's own configuration: RoPE scaling and the like change the KV bytes."""
     config = getattr(model, "hf_text_config", None) or model.hf_config
     plain = {name: value for name, value in config.to_dict().items() if name not in _UNRELATED}
-    text = msgspec.json.Encoder(enc_hook=str, order="sorted").encode(plain)
-    return hashlib.sha256(text).hexdigest()[:12]
+    # The library's own json: names of labels may be numbers, and dtypes are no plain data.
+    text = json.dumps(plain, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

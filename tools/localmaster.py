@@ -66,7 +66,8 @@ class LocalMaster:
         """The process id; 0 when it is not running."""
         return self._process.pid if self._process else 0
 
-    def __enter__(self) -> "LocalMaster":
+    def __enter__(self) -> "LocalMaster":  # noqa: PYI034 - Python 3.10 has no Self
+        """Start it."""
         self.start()
         return self
 
@@ -76,6 +77,7 @@ class LocalMaster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Stop it."""
         self.stop()
 
     def start(self) -> None:

@@ -30,10 +30,35 @@ class RangeIO(NamedTuple):
 
 
 class LocalObject(NamedTuple):
-    """Where an object lies in this process's memory, valid while its get session is open."""
+    """Where an object lies in this process's memory, valid while its get session is open.
+
+    A session can be lost without our doing (a master that restarted or froze). Whoever copies from
+    here therefore asks ``local`` again afterwards: another answer means that the copy is worthless.
+    """
 
     address: int
     size: int
+
+
+def fits(piece: RangeIO, object_size: int) -> bool:
+    """Tell whether a piece is well formed and lies within an object of this size."""
+    count = len(piece.sizes)
+    if not count or len(piece.addresses) != count or len(piece.offsets) != count:
+        return False
+    return all(
+        size > 0 and offset >= 0 and offset + size <= object_size
+        for size, offset in zip(piece.sizes, piece.offsets, strict=True)
+    )
+
+
+def covers(piece: RangeIO) -> bool:
+    """Tell whether a piece covers an object of its own size from offset 0, in order, gapless."""
+    end = 0
+    for size, offset in zip(piece.sizes, piece.offsets, strict=False):
+        if offset != end:
+            return False
+        end += size
+    return fits(piece, end)
 
 
 class Store(ABC):
@@ -41,6 +66,9 @@ class Store(ABC):
 
     #: For people and logs: ``mooncake`` or ``memory``.
     name: str
+    #: ``put_objects`` moves bytes several times faster here than a put session does, because the
+    #: objects land in this process's memory. Settled by ``open``.
+    whole_puts: bool = False
 
     @abstractmethod
     def open(self) -> None:
@@ -81,6 +109,33 @@ class Store(ABC):
     @abstractmethod
     def put_revoke(self, keys: Sequence[str]) -> list[Outcome]:
         """Discard objects that are open for writing."""
+
+    def put_objects(self, ranges: Sequence[RangeIO]) -> list[Outcome]:
+        """Store and publish whole objects in one call, without a put session of the caller's.
+
+        Each range must cover its object from offset 0 without gaps, in order; the object's size is
+        their sum. OK may mean "stored before": a store that cannot tell leaves another writer's
+        object of the same key in place and says OK; one that can says EXISTS. Where ``whole_puts``
+        is true and the sources keep until the verdict, this is the cheapest way to save.
+        """
+        sizes = [sum(piece.sizes) for piece in ranges]
+        answer = [Outcome.FAILED] * len(ranges)
+        keys = [piece.key for piece in ranges]
+        started = [i for i, piece in enumerate(ranges) if covers(piece)]
+        opened = self.put_start([keys[i] for i in started], [sizes[i] for i in started])
+        for i, outcome in zip(started, opened, strict=True):
+            answer[i] = outcome
+        open_now = [i for i, outcome in zip(started, opened, strict=True) if outcome is Outcome.OK]
+        written = self.put_ranges([ranges[i] for i in open_now])
+        good = [i for i, outcome in zip(open_now, written, strict=True) if outcome is Outcome.OK]
+        for i, outcome in zip(open_now, written, strict=True):
+            answer[i] = outcome
+        for i, outcome in zip(good, self.put_end([keys[i] for i in good]), strict=True):
+            answer[i] = outcome
+        bad = [i for i in open_now if i not in set(good)]
+        if bad:
+            self.put_revoke([keys[i] for i in bad])
+        return answer
 
     @abstractmethod
     def get_start(self, keys: Sequence[str]) -> list[Outcome]:

@@ -33,7 +33,7 @@ class LayerReader:
         self.outcomes: list[Outcome] = []
         #: Bytes moved so far, of all keys.
         self.num_bytes = 0
-        # Objects of this process: (index of the key, key, where), and what the device wants of them.
+        # Objects of this process: (index of the key, key, where); and as the device wants them.
         self._local: list[tuple[int, str, LocalObject]] = []
         self._local_blocks: list[int] = []
         self._local_sources: list[int] = []

@@ -148,9 +148,7 @@ def test_a_file_that_is_too_small_is_refused() -> None:
 def test_a_descriptor_that_is_no_file_is_refused() -> None:
     reader, writer = os.pipe()
     info = os.fstat(reader)
-    handle = FileHandle(
-        pid=os.getpid(), fd=reader, size=1, st_dev=info.st_dev, st_ino=info.st_ino
-    )
+    handle = FileHandle(pid=os.getpid(), fd=reader, size=1, st_dev=info.st_dev, st_ino=info.st_ino)
     with pytest.raises(HandleError):
         map_handle(handle)
     os.close(reader)
@@ -184,7 +182,7 @@ def test_too_little_shared_memory_is_said_before_anything_is_touched() -> None:
 def test_room_that_is_just_enough_is_enough() -> None:
     check_room(100, 100)
     check_room(0, 0)
-    with pytest.raises(HandleError, match="101 bytes .* 100 bytes"):
+    with pytest.raises(HandleError, match=r"101 bytes .* 100 bytes"):
         check_room(101, 100)
 
 

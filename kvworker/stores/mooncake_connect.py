@@ -1,0 +1,151 @@
+"""Connect to a Mooncake master, with errors that say what to do."""
+
+import importlib
+import ipaddress
+import os
+import socket
+import threading
+from typing import Any
+
+from kvcommon.config import MooncakeConfig
+from kvcommon.errors import StoreError, StoreUnreachable
+from kvworker.stores.mooncake_client import MooncakeClient
+
+#: The library's own switches, set unless the user has set them: a frozen master then blocks a call
+#: for 5 s instead of 30, and only warnings are written to standard error.
+_ENVIRONMENT = {"MC_RPC_TIMEOUT_MS": "5000", "GLOG_minloglevel": "1"}
+#: How long to wait for the master's port. The library itself would try for 90 s, holding the
+#: interpreter lock.
+_MASTER_WAIT_S = 3.0
+#: The newest method that we need; it came with 0.3.13.
+_NEEDED = "batch_put_session_start"
+
+
+def load_library() -> Any:  # noqa: ANN401 - the library has no types
+    """Import ``mooncake.store``.
+
+    Raises:
+        StoreError: not installed, not loadable, or too old.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        library = importlib.import_module("mooncake.store")
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            "Mooncake is not installed here. Install the extra for your device: "
+            "pip install 'kvferry[cpu]', 'kvferry[npu]' or 'kvferry[cuda]'"
+        ) from error
+    except ImportError as error:
+        raise StoreError(
+            f"Mooncake is installed but cannot be loaded: {error}. On Debian and Ubuntu it needs "
+            "apt-get install libibverbs1 (the NPU build also libnuma1 and libcurl4)"
+        ) from error
+    if not hasattr(library.MooncakeDistributedStore, _NEEDED):
+        raise StoreError(
+            "this Mooncake is too old: it has no put sessions. Install 0.3.13 or later: "
+            "pip install -U 'mooncake-transfer-engine-non-cuda>=0.3.13' (or your device's build)"
+        )
+    return library
+
+
+def connect(library: Any, config: MooncakeConfig, nice: int) -> MooncakeClient:  # noqa: ANN401
+    """Set a client up and mount its segment.
+
+    The library's threads are born in a thread whose nice value is ``nice`` and inherit it (Linux
+    keeps it per thread), so that they give way to the model. The caller's own value stays.
+
+    Raises:
+        StoreUnreachable: no master answers at this address.
+        StoreError: the library refuses the configuration.
+    """
+    _check_addresses(config)
+    raw = library.MooncakeDistributedStore()
+    answer: list[int] = []
+
+    def set_up() -> None:
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        if nice > own:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+        answer.append(raw.setup(_settings(config)))
+
+    thread = threading.Thread(target=set_up, name="mooncake-setup")
+    thread.start()
+    thread.join()
+    if answer != [0]:
+        raise StoreError(
+            f"Mooncake refused this configuration (its log on standard error says more): "
+            f"master {config.master_server_address}, protocol {config.protocol!r}, device "
+            f"{config.device_name!r}, local_hostname {config.local_hostname!r}, global_segment_size"
+            f" {config.global_segment_size}. Without an RDMA device the protocol is 'tcp'"
+        )
+    return MooncakeClient(raw)
+
+
+def placement(library: Any, segment: str, *, same_node: bool) -> Any:  # noqa: ANN401
+    """Build a ``ReplicateConfig``. Attributes come and go between releases of the library."""
+    config = library.ReplicateConfig()
+    if segment and hasattr(config, "preferred_segments"):
+        config.preferred_segments = [segment]
+    elif segment and hasattr(config, "preferred_segment"):
+        config.preferred_segment = segment
+    if hasattr(config, "prefer_alloc_in_same_node"):
+        config.prefer_alloc_in_same_node = same_node
+    return config
+
+
+def local_copies(protocol: str) -> bool:
+    """Tell whether the library copies whole objects of its own segment by memory.
+
+    It does so by itself when TCP is its only transport, and else as ``MC_STORE_MEMCPY`` says.
+    """
+    switch = os.environ.get("MC_STORE_MEMCPY", "").lower()
+    return switch in {"1", "true", "yes", "on"} or (not switch and protocol == "tcp")
+
+
+def _settings(config: MooncakeConfig) -> dict[str, str]:
+    return {
+        "local_hostname": config.local_hostname,
+        "metadata_server": config.metadata_server,
+        "global_segment_size": str(config.global_segment_size),
+        "local_buffer_size": str(config.local_buffer_size),
+        "protocol": config.protocol,
+        "rdma_devices": config.device_name,
+        "master_server_addr": config.master_server_address,
+    }
+
+
+def _check_addresses(config: MooncakeConfig) -> None:
+    address = config.master_server_address
+    if "://" in address:  # found by etcd, Redis or Kubernetes: the library's business
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise StoreError(
+            f"master_server_address {address!r} is not HOST:PORT; set it in the Mooncake "
+            "configuration file or in MOONCAKE_MASTER"
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _MASTER_WAIT_S) as link:
+            peer = str(link.getpeername()[0])
+    except OSError as error:
+        raise StoreUnreachable(
+            f"no Mooncake master answers at {address} ({error}). Start one with: mooncake_master "
+            f"--rpc_address {host} --rpc_port {port} --enable_http_metadata_server=false; "
+            "or correct master_server_address or MOONCAKE_MASTER"
+        ) from error
+    if _is_loopback(config.local_hostname) and not _is_loopback(peer):
+        raise StoreError(
+            f"local_hostname is {config.local_hostname!r} but the master at {address} is on "
+            "another host: others could not reach this one's segment, and two hosts would have "
+            "the same name. Set local_hostname to this host's address"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
