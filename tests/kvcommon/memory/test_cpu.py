@@ -28,6 +28,11 @@ def read(address: int, size: int) -> bytes:
     return ctypes.string_at(address, size)
 
 
+def storage(size: int, device: str = "cpu") -> torch.UntypedStorage:
+    """Memory that is not touched."""
+    return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+
+
 def memfd(size: int) -> FileHandle:
     fd = os.memfd_create("test")
     os.ftruncate(fd, size)
@@ -171,12 +176,12 @@ def test_a_released_export_can_be_mapped_no_more() -> None:
 def test_too_little_shared_memory_is_said_before_anything_is_touched() -> None:
     # Promised, never touched: five storages of a quarter of what is free.
     part = free_bytes(SHM_DIR) // 4
-    storages = [torch.UntypedStorage(part) for _ in range(5)]
+    storages = [storage(part) for _ in range(5)]
     with pytest.raises(HandleError) as raised:
         export_storages(storages)
     assert str(5 * part) in raised.value.cause
     assert "--shm-size=" in raised.value.remedy
-    assert not any(storage.is_shared() for storage in storages)
+    assert not any(one.is_shared() for one in storages)
 
 
 def test_room_that_is_just_enough_is_enough() -> None:
@@ -193,9 +198,9 @@ def test_a_missing_directory_is_an_error_with_a_remedy(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_on_the_cpu_is_refused() -> None:
     with pytest.raises(HandleError, match="storage 1"):
-        export_storages([torch.UntypedStorage(8), torch.UntypedStorage(8, device="meta")])
+        export_storages([storage(8), storage(8, device="meta")])
     with pytest.raises(HandleError, match="storage 0"):
-        export_storages([torch.UntypedStorage(0)])
+        export_storages([storage(0)])
 
 
 def test_local_handles_pass_through_in_their_own_process_only() -> None:
