@@ -4,12 +4,16 @@ Everything follows from vLLM's own ``num_computed_tokens`` and ``num_scheduled_t
 step, never from a sum kept here: a failed load sets the former back.
 """
 
+import math
+from collections.abc import Sequence
+
 import msgspec
 
 from kvsched.core.config import CoreConfig
 from kvsched.core.events import ScheduledRequest
 from kvsched.core.jobs import Ledger
 from kvsched.core.requests import RequestRecord, SaveBar
+from kvsched.core.steps import first_in
 
 #: A request whose prompt is computed but could not be saved in so many steps is given up.
 MAX_SKIPS = 256
@@ -33,7 +37,7 @@ class SavePlan(msgspec.Struct, frozen=True, kw_only=True):
     saved_until: int
     #: Blocks left out because the bound on held blocks is reached.
     num_skipped: int = 0
-    #: Blocks left out because an open job must end before they can be saved.
+    #: Blocks left out because an open job must end, or a spoilt block be computed, before.
     num_deferred: int = 0
 
 
@@ -63,11 +67,35 @@ def savable_end(record: RequestRecord, scheduled: ScheduledRequest, config: Core
     return min(full, block_limit(record, config), len(record.hashes), len(record.blocks))
 
 
+def rewrite(
+    spoilt: set[int],
+    known: Sequence[tuple[RequestRecord, ScheduledRequest]],
+    block_size: int,
+) -> None:
+    """Take from ``spoilt`` the blocks that a step writes anew from right ones.
+
+    A block counts as written if the step computes its first token. Requests of one step may build
+    on each other's blocks, in any order.
+    """
+    changed = bool(spoilt)
+    while changed:
+        changed = False
+        for record, scheduled in known:
+            computed = scheduled.num_computed_tokens
+            first = math.ceil(computed / block_size)
+            end = math.ceil((computed + scheduled.num_scheduled_tokens) / block_size)
+            written = spoilt.intersection(record.blocks[first:end])
+            if written and first_in(record.blocks[:first], spoilt) is None:
+                spoilt -= written
+                changed = True
+
+
 def plan_saves(
     record: RequestRecord,
     scheduled: ScheduledRequest,
     config: CoreConfig,
     ledger: Ledger,
+    spoilt: set[int],
 ) -> SavePlan:
     """Decide what the step saves of one request.
 
@@ -81,15 +109,20 @@ def plan_saves(
         return SavePlan(parts=(), saved_until=record.saved_until)
     earlier = min(record.full_seen, scheduled.num_computed_tokens // config.block_size)
     room = max(0, config.max_held_blocks - ledger.num_held_blocks)
+    bad = first_in(record.blocks, spoilt) if spoilt else None
     chosen: list[int] = []
     deferred = False
     stop = start
     while stop < end:
         saver = ledger.saver_of(record.hashes[stop])
-        if ledger.is_loading(record.blocks[stop]) or (saver is not None and saver.tainted):
-            # The load may yet fail; the other save will be revoked, and only then can the key be
-            # written again.
-            deferred = True
+        deferred = (
+            (bad is not None and stop >= bad)
+            # The load may yet fail.
+            or ledger.is_loading(record.blocks[stop])
+            # That save will be revoked; only then can the key be written again.
+            or (saver is not None and saver.tainted)
+        )
+        if deferred:
             break
         if saver is None and record.blocks[stop] != 0:
             if len(chosen) == room:

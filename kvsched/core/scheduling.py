@@ -13,7 +13,7 @@ from kvsched.core.commands import HoldBlocks, ModelLoad, SchedCommand, SendToDae
 from kvsched.core.events import ScheduledRequest, StepScheduled
 from kvsched.core.jobs import Job, JobKind
 from kvsched.core.matching import GROUP, Matcher
-from kvsched.core.planning import MAX_SKIPS, SavePart, full_blocks, plan_saves, savable_end
+from kvsched.core.planning import MAX_SKIPS, SavePart, full_blocks, plan_saves, rewrite, savable_end
 from kvsched.core.ranks import Rank
 from kvsched.core.reports import Reporter
 from kvsched.core.requests import PendingLoad, RequestRecord, SaveBar
@@ -38,6 +38,7 @@ class Planner:
         told = [rank for rank in self._state.ranks.all() if rank.attached and not rank.lost]
         loads, jobs = self._open_loads(event.step)
         known = [pair for request in event.requests if (pair := self._update(request))]
+        rewrite(self._state.spoilt, known, self._state.config.block_size)
         saves = self._open_saves(event.step, known)
         jobs += [job for job, _, _ in saves]
         if jobs:
@@ -92,6 +93,7 @@ class Planner:
             record = self._state.find(load.request_id, load.serial)
             if record is not None and load.asynchronous:
                 record.async_job = job.job_id
+            self._state.spoilt.difference_update(load.block_ids)
             if load.cancelled:
                 self._state.cancel[job.job_id] = None
             jobs.append(job)
@@ -128,7 +130,7 @@ class Planner:
         saves = []
         for record, request in known:
             if available:
-                plan = plan_saves(record, request, state.config, state.ledger)
+                plan = plan_saves(record, request, state.config, state.ledger, state.spoilt)
                 for part in plan.parts:
                     job = self._open(
                         JobKind.SAVE,

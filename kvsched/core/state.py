@@ -33,6 +33,9 @@ class CoreState:
         self.pending: dict[str, PendingLoad] = {}
         #: Asynchronous loads that the model side must be told to give up.
         self.cancel: dict[int, None] = {}
+        #: Blocks that may hold wrong bytes since a load failed: until they are written again from
+        #: right ones, no block of a table that comes after one of them is saved.
+        self.spoilt: set[int] = set()
         #: Counters by the names of ``docs/metrics.md``.
         self.counters: Counter[str] = Counter()
         self._last_serial = 0
