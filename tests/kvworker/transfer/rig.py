@@ -69,6 +69,8 @@ class OddStore(MemoryStore):
         self.registered: dict[int, int] = {}
         #: Registrations that are taken; further ones are refused.
         self.refuse_from = 1 << 30
+        #: Likewise, and further ones raise.
+        self.raise_from = 1 << 30
         #: ``local`` tells once where an object lies, and then that it is not here.
         self.lose_local = False
         #: Called by whoever calls a method, with its name.
@@ -85,6 +87,8 @@ class OddStore(MemoryStore):
             assert self.resume.wait(PATIENCE_S)
 
     def register(self, address: int, size: int) -> bool:
+        if len(self.registered) >= self.raise_from:
+            raise RuntimeError("register: as the test wished")
         if len(self.registered) >= self.refuse_from:
             return False
         self.registered[address] = size

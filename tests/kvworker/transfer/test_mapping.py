@@ -147,3 +147,26 @@ def test_a_layer_too_large_for_the_staging_is_refused(store: OddStore) -> None:
     rig.close()
     model.close()
     assert store.registered == {}
+
+
+def test_an_error_of_a_library_is_answered_and_undone(rig: Rig, store: OddStore) -> None:
+    model = Model(storage_per_layer(), 1)
+    before = held()
+    store.raise_from = 2
+    answer = rig.map(model)
+    assert answer.error == "RuntimeError: register: as the test wished"
+    assert store.registered == {}
+    assert held() == before
+    model.close()
+
+
+def test_engines_that_come_and_go_leave_nothing(rig: Rig, store: OddStore) -> None:
+    before = held()
+    for _ in range(50):
+        model = Model(one_storage(), 1)
+        assert rig.map(model).error == ""
+        # The engine dies first: its files are closed before the daemon lets go.
+        model.close()
+        rig.unmap()
+    assert store.registered == {}
+    assert held() == before
