@@ -81,7 +81,7 @@ class Engine:
         return bool(self.llm.reset_prefix_cache())
 
     def counters(self) -> dict[str, float]:
-        return dict(self.connector().scheduler.counters)
+        return {"hit_tokens": 0, **self.connector().scheduler.counters}
 
     def digests(self, block_ids: list[int]) -> list[list[str]]:
         """Per rank, the digest of each block over all layers."""
