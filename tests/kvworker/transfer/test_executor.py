@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 
@@ -21,7 +22,9 @@ from kvworker.core.events import (
     LayersWritten,
     PutsClosed,
     PutsOpened,
+    WorkerEvent,
 )
+from kvworker.devices.cpu import CpuDevice
 from kvworker.outcome import Outcome
 from kvworker.transfer import executor
 from tests.kvworker.devices.layouts import NUM_LAYERS, one_storage
@@ -108,21 +111,21 @@ def test_what_was_meant_for_the_old_attach_never_touches_the_new_one() -> None:
     with rig_with(one_storage()) as (rig, store, _):
         rig.save(KEYS, [1, 2])
         rig.open_gets(KEYS)
-        store.hide_local = True
-        store.waits.add("get_ranges")
-        running = rig.load_command(KEYS, [3, 4])
+        # Keep the load thread busy with something that does not touch the engine's memory.
+        store.waits.add("get_start")
+        busy = OpenGets(op=next(rig.ops), engine=ENGINE, step=1, group=0, keys=("x",))
         waiting = rig.load_command(KEYS, [5, 6], step=2)
-        rig.submit(running)
-        rig.submit(waiting)
+        rig.submit(busy)
         assert store.arrived.wait(20)
+        rig.submit(waiting)
         unmap = UnmapEngine(op=next(rig.ops), engine=ENGINE)
         rig.submit(unmap)
         newcomer = Model(one_storage(), 9)
         attach = MapEngine(op=next(rig.ops), engine=ENGINE, attach=newcomer.attach())
         rig.submit(attach)
         before = newcomer.cache.everything()
-        store.resume.set()
         assert isinstance(rig.answer(attach.op), EngineMapped)
+        store.resume.set()
         late = rig.answer(waiting.op)
         assert isinstance(late, LayersLoaded)
         assert late.outcomes == (Outcome.CANCELLED,) * 2
@@ -260,3 +263,16 @@ def test_closing_does_not_wait_for_a_store_that_hangs() -> None:
     assert isinstance(rig.answer(hanging.op), GetsOpened)
     rig.close()
     model.close()
+
+
+def test_an_answer_that_could_not_be_posted_is_not_followed_by_another() -> None:
+    posted: list[WorkerEvent] = []
+
+    def post(event: WorkerEvent) -> None:
+        posted.append(event)
+        raise RuntimeError("the inbox is closed")
+
+    made = executor.Executor(CpuDevice("cpu:0"), OddStore(), post, time.monotonic_ns)
+    made.submit(FindKeys(op=1, engine=ENGINE, keys=KEYS))
+    made.close()
+    assert [getattr(event, "op", 0) for event in posted] == [1]
