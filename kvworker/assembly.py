@@ -53,7 +53,9 @@ def make_store(config: DaemonConfig) -> Store:
         return MemoryStore(parse_size(config.memory_limit))
     from kvworker.stores.mooncake import MooncakeStore
 
-    return MooncakeStore(mooncake_config(config.mooncake_config or None, os.environ))
+    return MooncakeStore(
+        mooncake_config(config.mooncake_config or None, os.environ), save_nice=config.save_nice
+    )
 
 
 def opening_store(config: DaemonConfig, failed: Callable[[], None]) -> OpeningStore:

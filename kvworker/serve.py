@@ -48,14 +48,13 @@ def serve(
     except Exception:  # noqa: BLE001 (the outermost loop; the daemon has logged it)
         code = EXIT_FAULT
     arm()
-    ended = daemon.close()
-    faulthandler.cancel_dump_traceback_later()
+    daemon.close()
     logger.info("stopped")
+    logging.shutdown()
     sys.stderr.flush()
-    if not ended:
-        # A thread of ours is still in the store client: the interpreter would wait for it.
-        os._exit(code)
-    raise SystemExit(code)
+    # Everything is given back. The interpreter would wait for a thread that is still in the store
+    # client, and Mooncake's own clean-up at exit aborts the process if its master is frozen.
+    os._exit(code)
 
 
 def arm() -> None:

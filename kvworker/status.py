@@ -4,7 +4,7 @@ import os
 
 from kvcommon import __version__
 from kvcommon.config import DaemonConfig
-from kvcommon.messages import Status
+from kvcommon.messages import Status, StoreState
 from kvworker.assembly import Machinery
 from kvworker.conversations import Conversations
 
@@ -27,7 +27,7 @@ def describe(
         pid=os.getpid(),
         device=config.device,
         store=machinery.store.name,
-        store_state=core.store_state,
+        store_state=core.store_state if machinery.store.is_open else StoreState.DOWN,
         version=__version__,
         uptime_s=uptime_ns / 1e9,
         endpoint=endpoint,

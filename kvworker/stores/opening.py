@@ -47,6 +47,11 @@ class OpeningStore(Store):
         self._thread = threading.Thread(target=self._run, name="store-open", daemon=True)
 
     @property
+    def is_open(self) -> bool:
+        """It has been opened and not closed."""
+        return self._is_open
+
+    @property
     def whole_puts(self) -> bool:  # type: ignore[override]
         """As the inner store says, once it is open."""
         return self._is_open and self._inner.whole_puts

@@ -18,11 +18,18 @@ MessageT = TypeVar("MessageT", bound=Message)
 class Client:
     """Speaks to a daemon as one role of one engine rank."""
 
-    def __init__(
-        self, endpoint: str, role: str, engine: str = "e", rank: int = 0, epoch: int = 0
+    def __init__(  # noqa: PLR0917 (all but two are named where they are given)
+        self,
+        endpoint: str,
+        role: str,
+        engine: str = "e",
+        rank: int = 0,
+        epoch: int = 0,
+        context: "zmq.Context[zmq.Socket[bytes]] | None" = None,
     ) -> None:
         self.channel = Channel(engine, rank, role, epoch or new_epoch())
-        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self._owns_context = context is None
+        self._context = zmq.Context() if context is None else context
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(endpoint)
@@ -66,4 +73,5 @@ class Client:
     def close(self) -> None:
         """Leave without a word."""
         self.socket.close()
-        self._context.term()
+        if self._owns_context:
+            self._context.term()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvcommon.messages import Status
@@ -101,7 +101,10 @@ class DaemonProcess:
 
 @contextlib.contextmanager
 def daemon(
-    *options: str, device: str = "cpu:0", directory: Path | None = None
+    *options: str,
+    device: str = "cpu:0",
+    directory: Path | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[DaemonProcess]:
     """Run ``kvworker serve`` until the block ends, then see that it leaves nothing behind.
 
@@ -109,6 +112,7 @@ def daemon(
         options: More options of ``serve``; the store is ``memory`` unless they name one.
         device: What it serves.
         directory: Its run directory; None: a new one.
+        environ: More environment variables.
     """
     shm_before = set(_SHM.iterdir())
     with contextlib.ExitStack() as stack:
@@ -120,7 +124,9 @@ def daemon(
             "serve", "--device", device, "--run-dir", str(directory), "--validate", *store, *options
         )
         with (directory / "stderr.log").open("wb") as log:
-            process = subprocess.Popen(arguments, stderr=log, env=environment())
+            process = subprocess.Popen(
+                arguments, stderr=log, env={**environment(), **(environ or {})}
+            )
         running = DaemonProcess(directory, device, process)
         try:
             running.wait_ready()
