@@ -136,6 +136,8 @@ class LogWriter:
         self._written = 0
         self._buffer += PREAMBLE
         self._put(msgspec.structs.replace(self._header, part=self._part))
+        # At once: a file without its header could not be read while the process lives.
+        self._drain()
 
     def _reopen(self) -> None:
         try:
