@@ -7,6 +7,7 @@ check, and sends heartbeats independent of traffic. The thread that runs the mod
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from kvcommon.ids import EngineId, Epoch
@@ -84,9 +85,14 @@ class Attachment:
         self._page.answer(0)
         link.open(self._engine, self._epoch)
         link.send(self._export())
+        # By the clock, not after silence: the daemon's own heartbeats break every silence.
+        due = time.monotonic() + self._heartbeat_s
         while not self._stop.is_set():
-            if not link.wait(self._heartbeat_s * 1e3) and self.attached:
-                link.send(Heartbeat())
+            link.wait(max(0.0, due - time.monotonic()) * 1e3)
+            if time.monotonic() >= due:
+                due = time.monotonic() + self._heartbeat_s
+                if self.attached:
+                    link.send(Heartbeat())
             for change in link.changes():
                 if change is LinkChange.DISCONNECTED:
                     logger.warning("kvferry: the daemon has gone; waiting for it to come back")

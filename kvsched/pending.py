@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 
 from kvcommon.ids import EngineId, Epoch
-from kvcommon.messages import JobEnd, JobsEnded, Message
+from kvcommon.messages import JobEnd, JobsEnded, Message, Refused
 from kvsched.core.commands import ModelLoad
 from kvsched.link import DaemonLink, LinkChange
 
@@ -43,7 +43,8 @@ class DataLink:
             if isinstance(message, JobsEnded):
                 for end in message.ends:
                     self._ends[end.job_id] = end
-            elif isinstance(message, LinkChange):
+            elif isinstance(message, (LinkChange, Refused)):
+                # The daemon does not know this conversation (any more): the next message opens one.
                 self._generation = 0
                 break
             message = self._link.receive()
