@@ -179,7 +179,7 @@ def end_jobs(scene: Scene, event: work.WorkerEvent, *ends: msg.JobEnd, free: boo
     """The daemon ends jobs because of an event; the scheduler side frees their blocks."""
     body = msg.JobsEnded(ends=ends)
     scene.worker(event, work_do.SendToScheduler(engine=KEY, body=body))
-    held = {11: (21, 22, 23, 24), 12: (25,)}
+    held = {11: (21, 22, 23, 24), 12: (25,), 77: ()}
     frees = [sched_do.FreeBlocks(job_id=end.job_id, block_ids=held[end.job_id]) for end in ends]
     scene.sched(
         sched.JobsReported(now_ns=scene.tick(), rank=0, ends=ends),

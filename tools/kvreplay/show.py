@@ -9,7 +9,7 @@ from kvcommon import messages as msg
 from kvreplay.links import Mentions, RequestLinks
 from kvreplay.loading import Entry, LogSet, plain
 from kvreplay.merge import merge
-from kvreplay.ops import plan_jobs
+from kvreplay.ops import ended_op, plan_jobs, started_op
 from kvsched.core import events as sched
 
 
@@ -27,7 +27,9 @@ class Filters:
 def select(logs: LogSet, filters: Filters) -> Iterator[Entry]:
     """Yield the records that fit, in causal order."""
     links = RequestLinks(filters.request) if filters.request is not None else None
+    op_steps: dict[tuple[str, int], int] = {}
     for entry in merge(logs.logs):
+        steps = _steps_of(entry, op_steps)
         # Links read every record, whatever the other filters say.
         touched = links is None or bool(links.touch(entry))
         if not touched:
@@ -35,11 +37,24 @@ def select(logs: LogSet, filters: Filters) -> Iterator[Entry]:
         parts = (entry.event, *entry.commands)
         if filters.job is not None and not any(filters.job in jobs_of(part) for part in parts):
             continue
-        if filters.step is not None and not any(filters.step == step_of(part) for part in parts):
+        if filters.step is not None and filters.step not in steps:
             continue
         if filters.kind is not None and filters.kind.lower() not in kinds_of(entry):
             continue
         yield entry
+
+
+def _steps_of(entry: Entry, op_steps: dict[tuple[str, int], int]) -> set[int]:
+    """Return the steps a record is about; ``op_steps`` holds those of running operations."""
+    steps = {step_of(part) for part in (entry.event, *entry.commands)}
+    op = ended_op(entry.event)
+    if op is not None:
+        steps.add(op_steps.pop((entry.log, op), None))
+    for command in entry.commands:
+        op, step = started_op(command), step_of(command)
+        if op is not None and step is not None:
+            op_steps[entry.log, op] = step
+    return {step for step in steps if step is not None}
 
 
 def as_plain(entry: Entry, mentions: Mentions) -> dict[str, object]:
