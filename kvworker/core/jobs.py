@@ -1,7 +1,7 @@
 """Jobs: one record each, one door by which they come and one by which they go."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -175,19 +175,19 @@ class JobBook:
             block.move(BlockState.FAILED, reason)
         self.end(job)
 
-    def report_again(self, engine: Engine, job_id: int, reason: str) -> None:
-        """Tell the scheduler side how a job ended that it believes open.
+    def report_again(self, engine: Engine, job_ids: Sequence[int], reason: str) -> None:
+        """Tell the scheduler side how the jobs ended that it believes open.
 
-        An open job is left alone; one that nobody knows ends as failed, for ``reason``.
+        Those that are open are left alone; one that nobody knows ends as failed, for ``reason``.
         """
-        key = JobKey(engine.key, engine.scheduler_epoch, job_id)
-        if key in self.open:
-            return
-        if key not in self.ended:
-            end = JobEnd(job_id=job_id, outcome=JobOutcome.FAILED, reason=reason)
+        keys = [JobKey(engine.key, engine.scheduler_epoch, each) for each in dict.fromkeys(job_ids)]
+        again = [(self.ended[key].step, self.ended[key].end) for key in keys if key in self.ended]
+        for key in [key for key in keys if not self.knows(key)]:
+            end = JobEnd(job_id=key.job_id, outcome=JobOutcome.FAILED, reason=reason)
             self._remember(key, end, None)
-        known = self.ended[key]
-        self._reports.scheduler.setdefault((engine.key, known.step), []).append(known.end)
+            again.append((0, end))
+        for step, end in again:
+            self._reports.scheduler.setdefault((engine.key, step), []).append(end)
 
     def flush(self) -> None:
         """Send what ended during the event at hand."""

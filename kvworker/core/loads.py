@@ -142,7 +142,10 @@ class Loads:
     def _load(self, batch: LoadBatch) -> None:
         """Read the next round: every key that waits for its bytes, once."""
         parts = batch.parts(BlockState.OPEN)
-        this_round = list({part.block.key: part for part in reversed(parts)}.values())[::-1]
+        first: dict[str, Part] = {}
+        for part in parts:
+            first.setdefault(part.block.key, part)
+        this_round = tuple(first.values())
         page = batch.page
         publish = page is not None and page.by_layer and len(this_round) == len(parts)
         command = LoadLayers(

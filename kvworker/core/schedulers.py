@@ -58,6 +58,8 @@ class Schedulers:
         welcome(self._kernel, engine)
         if self._breaker.down:
             self._breaker.tell(engine)
+        # First, so that what is given up below is not told twice.
+        self._book.report_again(engine, hello.open_jobs, reasons.DAEMON_LOST)
         believed = frozenset(hello.open_jobs)
         for save_batch in self._saves.of(engine):
             jobs = [
@@ -75,8 +77,6 @@ class Schedulers:
                 if job.key.epoch != epoch or job.key.job_id not in believed
             ]
             self._loads.give_up(load_batch, jobs, reasons.ENGINE_LOST)
-        for job_id in dict.fromkeys(hello.open_jobs):
-            self._book.report_again(engine, job_id, reasons.DAEMON_LOST)
 
     def lost(self, engine: Engine) -> None:
         """The scheduler side is gone: what waits for its verdict is given up, the rest goes on."""
