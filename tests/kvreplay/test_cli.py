@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -107,6 +110,56 @@ def test_a_log_cannot_send_control_sequences_to_the_terminal(tmp_path: Path) -> 
         result = run(*args)
         assert result.exit_code == 0
         assert "\x1b" not in result.stdout
+
+
+def mutate(value: Any, rng: random.Random) -> Any:
+    """Change about one value in ten into something extreme of the same kind."""
+    if isinstance(value, dict):
+        return {key: one if key == "type" else mutate(one, rng) for key, one in value.items()}
+    if isinstance(value, list):
+        kept = [mutate(one, rng) for one in value if rng.random() > 0.05]
+        return kept * (50 if rng.random() < 0.03 else 1)
+    if rng.random() > 0.1 or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return rng.choice([0, 1, -1, 7, -(2**63), 2**63 - 1, 2**64 - 1])
+    if isinstance(value, str):
+        return rng.choice(["", "#", "x#1", "\x1b[2J", "-" * 500, "kvsched-1:1", "req-abc"])
+    return rng.randbytes(3) if isinstance(value, bytes) else value
+
+
+def test_no_command_breaks_on_a_malformed_log(tmp_path: Path) -> None:
+    """Logs of which the frames are right and the values are not."""
+    scene = scenes.Scene(tmp_path / "good")
+    scenes.failed_load(scene)
+    scenes.save(scene, tainted=True, publish=False)
+    good = scene.close()
+    rng = random.Random(11)
+    for turn in range(25):
+        folder = tmp_path / str(turn)
+        for log in good.logs:
+            writer = LogWriter(folder, log.header)
+            for entry in log:
+                event, commands = (
+                    mutate(msgspec.msgpack.decode(raw), rng)
+                    for raw in (entry.raw.event, entry.raw.commands)
+                )
+                cause = mutate(entry.cause, rng)
+                writer.record(rng.choice([entry.seq, 0, 5]), cause, event, commands)
+            writer.close()
+        picture = folder / "x.png"
+        for args in (
+            ["show", folder],
+            ["show", folder, "--json", "--step", 5],
+            ["stats", folder],
+            ["story", folder, "req-abc"],
+            ["verify", folder],
+            ["trace", folder, "-o", folder / "t.json"],
+            *([["plot", folder, "-o", picture]] if turn % 10 == 0 else []),
+        ):
+            result = run(*args)
+            assert result.exception is None or isinstance(result.exception, SystemExit), args
+            assert result.exit_code in {0, 1, 2}
 
 
 def test_kvreplay_needs_no_heavy_package() -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 from kvcommon import messages as msg
 from kvreplay.links import Mentions, RequestLinks
 from kvreplay.merge import merge
@@ -66,6 +68,24 @@ def test_same_ids_on_another_engine_are_left_out(tmp_path: Path) -> None:
     links = RequestLinks(scenes.REQUEST)
     *_, last = [links.touch(entry) for entry in merge(scene.close().logs)]
     assert not last
+
+
+def test_another_lookup_of_the_same_blocks_is_left_out(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scenes.add_request(scene)
+    twin = msgspec.structs.replace(scenes.lookup(), lookup_id=8, request_id="twin")
+    keys = tuple(scenes.key(one) for one in scenes.HASHES)
+    for op in (50, 51):
+        scene.to_worker(twin, work_do.FindKeys(op=op, engine=scenes.KEY, keys=keys))
+        if op == 50:
+            scenes.answer_lookup(scene, 4)
+    scene.worker(
+        work.KeysFound(now_ns=scene.tick(), op=50, outcomes=()),
+        work_do.FindKeys(op=52, engine=scenes.KEY, keys=keys),
+    )
+    links = RequestLinks(scenes.REQUEST)
+    touched = [entry.stimulus for entry in merge(scene.close().logs) if links.touch(entry)]
+    assert touched == ["kvsched-1:1", "kvworker-1:1", "kvworker-1:3", "kvsched-1:2"]
 
 
 def test_weather_belongs_to_a_request_while_it_lives(tmp_path: Path) -> None:

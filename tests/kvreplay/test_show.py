@@ -9,6 +9,8 @@ from kvcommon import messages as msg
 from kvreplay.links import Mentions
 from kvreplay.show import Filters, as_plain, jobs_of, kinds_of, select, step_of
 from kvsched.core import commands as sched_do
+from kvworker.core import commands as work_do
+from kvworker.core import events as work
 from kvworker.outcome import Outcome
 from tests.kvreplay import scenes
 
@@ -39,6 +41,15 @@ def test_filters(tmp_path: Path, filters: Filters, expected: int) -> None:
     scenes.save(scene, tainted=False, publish=True)
     logs = scene.close()
     assert len(list(select(logs, filters))) == expected
+
+
+def test_idle_ticks_are_left_out_unless_asked_for(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scene.worker(work.Ticked(now_ns=scene.tick()))
+    scene.worker(work.Ticked(now_ns=scene.tick()), work_do.ProbeStore(op=1))
+    logs = scene.close()
+    assert [entry.seq for entry in select(logs, Filters())] == [2]
+    assert [entry.seq for entry in select(logs, Filters(ticks=True))] == [1, 2]
 
 
 def test_a_record_as_json_names_its_requests(tmp_path: Path) -> None:

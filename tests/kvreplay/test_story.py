@@ -8,6 +8,7 @@ import pytest
 from kvreplay import story
 from kvreplay.loading import open_logs
 from kvsched.core.events import RequestFinished
+from kvworker.core.events import PeerLost
 from tests.kvreplay import scenes
 
 
@@ -47,9 +48,13 @@ def test_a_request_is_found_by_its_unique_start(tmp_path: Path) -> None:
 def test_the_daemons_log_alone_tells_its_part(tmp_path: Path) -> None:
     scene = scenes.Scene(tmp_path)
     scenes.failed_load(scene)
+    scene.worker(
+        PeerLost(now_ns=scene.tick(), engine=scenes.KEY, role="model", epoch=3, reason="exit")
+    )
     scene.close()
     (tmp_path / f"{scenes.SCHED}.0.kvlog").unlink()
     told = story.tell(open_logs([tmp_path]), scenes.REQUEST)
+    assert "PeerLost" not in {line.kind for line in told.lines}, "the job was over by then"
     assert told.facts.outcome == "failed-load"
     assert "(23-24)" in told.sentence
 

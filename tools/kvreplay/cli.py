@@ -54,13 +54,16 @@ def show(
     kind: Annotated[
         str | None, typer.Option(help="Type of an event, a command or a message.")
     ] = None,
+    ticks: Annotated[
+        bool, typer.Option("--ticks", help="Also show that time passed and nothing came of it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show records in causal order; with --json one JSON object a line."""
     found = _open(logs)
     with _wrong_questions():
         name = telling.find_request(found, request) if request is not None else None
-    filters = showing.Filters(name, job, step, kind)
+    filters = showing.Filters(name, job, step, kind=kind, ticks=ticks)
     console = _console()
     mentions = Mentions()
     first_ns: int | None = None

@@ -9,7 +9,7 @@ from kvcommon import reasons
 from kvreplay.links import RequestLinks, Touch
 from kvreplay.loading import Entry
 from kvreplay.ops import plan_jobs, rank_of
-from kvreplay.words import blocks, count, millis, size, spans
+from kvreplay.words import blocks, count, engine_name, millis, size, spans
 from kvsched.core import commands as sched_do
 from kvsched.core import events as sched
 from kvworker.core import commands as work_do
@@ -136,7 +136,7 @@ class Collector:
         elif isinstance(event, sched.StoreChanged) and not event.up:
             facts.lost.append(f"the store went down ({event.reason})")
         elif isinstance(event, work.PeerLost):
-            facts.lost.append(f"the {event.role} side of {event.engine} was lost ({event.reason})")
+            facts.lost.append(f"{_side(event)} was lost ({event.reason})")
         elif isinstance(event, work.SchedulerSaid):
             self._told(event.body)
 
@@ -195,6 +195,10 @@ def sentence(facts: Facts) -> str:
         parts.append("meanwhile " + " and ".join(dict.fromkeys(facts.lost)))
     text = "; ".join(part for part in parts if part)
     return f"Request {facts.request_id} {text}."
+
+
+def _side(event: work.PeerLost) -> str:
+    return f"the {event.role} side of {engine_name(event.engine)}"
 
 
 def _load_clause(facts: Facts) -> str:
@@ -263,6 +267,8 @@ def _failed(facts: Facts) -> str:
 def _miss(facts: Facts) -> str:
     word = facts.reason
     why = _MISSES.get(word, "no reason was recorded")
+    if word == reasons.NOT_STORED and facts.num_stored is not None:
+        why = f"block {facts.num_stored + 1} of its prefix is not in the store for every rank"
     text = f"took nothing from the store because {why} ({word or 'no reason'}"
     if facts.num_looked_up is not None:
         text += f"; {count(facts.num_looked_up, 'block')} looked up"

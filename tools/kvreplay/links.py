@@ -61,6 +61,8 @@ class RequestLinks:
     #: Jobs by step.
     steps: dict[int, set[int]] = field(default_factory=dict)
     lookups: dict[int, msg.Lookup] = field(default_factory=dict)
+    #: Lookups that have no answer yet.
+    pending: set[int] = field(default_factory=set)
     #: Running operations: (log, op).
     ops: set[tuple[str, int]] = field(default_factory=set)
     #: Jobs whose blocks are still held, and whether the request itself still lives.
@@ -100,6 +102,8 @@ class RequestLinks:
     def _learn(self, body: msgspec.Struct) -> None:
         """Note the ids that a message ties to the request."""
         if isinstance(body, msg.Lookup) and body.request_id == self.request_id:
+            if body.lookup_id not in self.lookups:
+                self.pending.add(body.lookup_id)
             self.lookups[body.lookup_id] = body
         elif isinstance(body, msg.StepPlan):
             for job in plan_jobs(body):
@@ -162,7 +166,11 @@ class RequestLinks:
         elif isinstance(event, work.PeerLost):
             mine = self._is_ours(event) and (self.alive or bool(self._open_jobs))
         commands = []
+        # Others look for the same blocks too: what they ask must not be taken for ours.
+        others = isinstance(event, work.SchedulerSaid) and not mine
         for command in entry.commands:
+            if isinstance(command, work_do.FindKeys) and others:
+                continue
             if self._is_worker_command(entry.log, command):
                 commands.append(command)
                 op = started_op(command)
@@ -186,6 +194,11 @@ class RequestLinks:
         if isinstance(command, work_do.Cancel) or not self._is_ours(command):
             return (log, getattr(command, "op", 0)) in self.ops
         if isinstance(command, (work_do.SendToScheduler, work_do.SendToModel)):
+            if isinstance(command.body, msg.JobsEnded) and self.sched_log is None:
+                # Nobody else will say when the job is over.
+                self._open_jobs -= {end.job_id for end in command.body.ends}
+            if isinstance(command.body, msg.LookupResult):
+                self.pending.discard(command.body.lookup_id)
             return self._is_body(command.body)
         if isinstance(command, work_do.PublishProgress):
             return any(self.is_load(job) for job in self.steps.get(command.step, ()))
@@ -198,7 +211,7 @@ class RequestLinks:
         return False
 
     def _lookup_hashes(self) -> set[str]:
-        groups = (group for lookup in self.lookups.values() for group in lookup.groups)
+        groups = (group for one in self.pending for group in self.lookups[one].groups)
         return {block.hex() for group in groups for block in group.block_hashes}
 
     def _job_hashes(self, step: int | None, *, load: bool) -> set[str]:

@@ -20,6 +20,8 @@ class Filters:
     request: str | None = None
     job: int | None = None
     step: int | None = None
+    #: Show also that time passed and nothing came of it.
+    ticks: bool = False
     #: Type of the event, of a command, or of a message in one of them; case does not matter.
     kind: str | None = None
 
@@ -35,6 +37,8 @@ def select(logs: LogSet, filters: Filters) -> Iterator[Entry]:
         if not touched:
             continue
         parts = (entry.event, *entry.commands)
+        if entry.kind == "Ticked" and not (entry.commands or entry.fault or filters.ticks):
+            continue
         if filters.job is not None and not any(filters.job in jobs_of(part) for part in parts):
             continue
         if filters.step is not None and filters.step not in steps:

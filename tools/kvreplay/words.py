@@ -86,6 +86,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
+def engine_name(key: str) -> str:
+    """Shorten an engine key as logs' names do: ``03621f4b#0``."""
+    engine, _, rank = key.rpartition("#")
+    return f"{_cut(engine[:8])}#{_cut(rank)}"
+
+
 def _why(reason: str) -> str:
     return f" ({_cut(reason)})" if reason else ""
 
@@ -219,16 +225,18 @@ _EVENTS: Final[dict[type, _Say]] = {
     sched.JobsReported: lambda e: f"rank {e.rank} reports {_ends(e.ends)}",
     sched.ResetAsked: lambda _: "vLLM asks to forget what is stored",
     work.Ticked: lambda _: "time passed",
-    work.ModelSaid: lambda e: f"the model side of {_cut(e.engine)} says: {body_text(e.body)}",
-    work.SchedulerSaid: lambda e: (
-        f"the scheduler side of {_cut(e.engine)} sends {body_text(e.body)}"
+    work.ModelSaid: lambda e: (
+        f"the model side of {engine_name(e.engine)} says: {body_text(e.body)}"
     ),
-    work.PeerLost: lambda e: f"{e.role} side of {_cut(e.engine)} is gone{_why(e.reason)}",
+    work.SchedulerSaid: lambda e: (
+        f"the scheduler side of {engine_name(e.engine)} sends {body_text(e.body)}"
+    ),
+    work.PeerLost: lambda e: f"{e.role} side of {engine_name(e.engine)} is gone{_why(e.reason)}",
     work.EngineMapped: lambda e: (
-        f"op {e.op}: memory of {_cut(e.engine)} "
+        f"op {e.op}: memory of {engine_name(e.engine)} "
         + (f"cannot be mapped{_why(e.error)}" if e.error else "is mapped")
     ),
-    work.EngineUnmapped: lambda e: f"op {e.op}: memory of {_cut(e.engine)} is let go",
+    work.EngineUnmapped: lambda e: f"op {e.op}: memory of {engine_name(e.engine)} is let go",
     work.KeysFound: lambda e: f"op {e.op}: keys looked for: {outcomes(e.outcomes)}",
     work.PutsOpened: lambda e: f"op {e.op}: put sessions opened: {outcomes(e.outcomes)}",
     work.LayersWritten: lambda e: (
@@ -256,8 +264,8 @@ _COMMANDS: Final[dict[type, _Say]] = {
     ),
     work_do.SendToModel: lambda c: f"tells the model side: {body_text(c.body)}",
     work_do.SendToScheduler: lambda c: f"tells the scheduler side: {body_text(c.body)}",
-    work_do.MapEngine: lambda c: f"op {c.op}: map the memory of {_cut(c.engine)}",
-    work_do.UnmapEngine: lambda c: f"op {c.op}: let go of the memory of {_cut(c.engine)}",
+    work_do.MapEngine: lambda c: f"op {c.op}: map the memory of {engine_name(c.engine)}",
+    work_do.UnmapEngine: lambda c: f"op {c.op}: let go of the memory of {engine_name(c.engine)}",
     work_do.FindKeys: lambda c: f"op {c.op}: look for {_keys(c)}",
     work_do.OpenPuts: lambda c: f"op {c.op}: open put sessions for {_keys(c)} of step {c.step}",
     work_do.WriteLayers: lambda c: (
