@@ -82,7 +82,7 @@ class Attachment:
     def _converse(self, link: DaemonLink) -> float:
         """Hold one conversation until it breaks; returns how long to wait before the next."""
         # An answer of an earlier daemon must not pass for this one's.
-        self._page.answer(0)
+        self._page.renew()
         link.open(self._engine, self._epoch)
         link.send(self._export())
         # By the clock, not after silence: the daemon's own heartbeats break every silence.

@@ -1,6 +1,5 @@
 """Real vLLM engines (CPU), a real Mooncake master, real daemons: what e2e tests stand on."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,11 +37,4 @@ def stack(
     folder = tmp_path_factory.mktemp("stack")
     with Stack(folder, model, mooncake_file(folder, master.address)) as running:
         yield running
-
-
-@pytest.fixture(autouse=True, scope="session")
-def nothing_left_behind() -> Iterator[None]:
-    before = set(os.listdir("/dev/shm"))
-    yield
-    assert set(os.listdir("/dev/shm")) <= before
 

@@ -139,6 +139,8 @@ def main() -> None:
 
                 traceback.print_exc()
                 answers.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+        if engine is not None:
+            engine.llm.llm_engine.engine_core.shutdown()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The parent's half of ``engine_main.py``, and what e2e tests compare."""
 
+import contextlib
 import json
 import os
 import select
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 from servers import ServerProcess, engine_environ, log_tail
 
 CALL_TIMEOUT_S = 240.0
+END_S = 30.0
 #: Largest difference of logprobs that float32 on one machine explains.
 LOGPROB_TOLERANCE = 1e-4
 
@@ -81,9 +84,16 @@ class EngineProcess(ServerProcess):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.note_shm()
         self._calls.close()
+        if kind is None and self._process is not None:
+            # An engine that ends by itself: it shuts the connector down and leaves nothing.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
         super().__exit__(kind, error, trace)
         self._answers.close()
+        if kind is None:
+            assert not self.leftovers()
 
     def call(self, name: str, **arguments: Any) -> Any:
         return self._exchange({"call": name, **arguments})

@@ -138,7 +138,7 @@ def test_another_identity_finds_nothing(
 
 
 def test_the_engine_core_in_a_process_of_its_own(stack: Stack, reference: EngineProcess) -> None:
-    words = prompt(1700, 800)
+    words = prompt(1700, 810)
     wanted = cold(reference, [words])
     with stack.engine() as first:
         first.call("wait_attached")
@@ -149,4 +149,4 @@ def test_the_engine_core_in_a_process_of_its_own(stack: Stack, reference: Engine
         assert_same(got, cold(reference, [prompt(1701, 40)]))
         got = engine.generate([words])
         assert_same(got, wanted)
-        assert got[0]["cached"] == 800 // BLOCK * BLOCK
+        assert got[0]["cached"] == 810 // BLOCK * BLOCK
