@@ -76,8 +76,24 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def external_tokens(url: str) -> int:
-    """Return how many prompt tokens the engine has taken from the external cache so far."""
-    return int(metrics(url).get("vllm:external_prefix_cache_hits_total", 0))
+    """Return how many prompt tokens the engine has taken from the external cache so far.
+
+    The server counts a request a moment after its last token has been sent; this is waited for.
+
+    Raises:
+        ApiError: it still counts requests as running after ``RESET_S``.
+    """
+    deadline = time.monotonic() + RESET_S
+    while True:
+        found = metrics(url)
+        started = found.get("vllm:prompt_tokens_total", 0)
+        if not found.get("vllm:num_requests_running", 0):
+            again = metrics(url)
+            if again.get("vllm:prompt_tokens_total", 0) == started:
+                return int(again.get("vllm:external_prefix_cache_hits_total", 0))
+        if time.monotonic() > deadline:
+            raise ApiError("the engine does not become idle")
+        time.sleep(0.02)
 
 
 def chat(

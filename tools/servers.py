@@ -254,8 +254,9 @@ class VllmServer(ServerProcess):
         self.url = f"http://127.0.0.1:{port}"
 
     def __enter__(self) -> "Self":
-        """Start it and wait until it is healthy."""
-        self.launch()
+        """Start it, if ``launch`` has not, and wait until it is healthy."""
+        if not self.pid:
+            self.launch()
         self.wait_ready(lambda: apiclient.is_healthy(self.url), ENGINE_START_S)
         return self
 
