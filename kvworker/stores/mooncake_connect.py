@@ -11,9 +11,16 @@ from kvcommon.config import MooncakeConfig
 from kvcommon.errors import StoreError, StoreUnreachable
 from kvworker.stores.mooncake_client import MooncakeClient
 
-#: The library's own switches, set unless the user has set them: a frozen master then blocks a call
-#: for 5 s instead of 30, and only warnings are written to standard error.
-_ENVIRONMENT = {"MC_RPC_TIMEOUT_MS": "5000", "GLOG_minloglevel": "1"}
+#: The library's own switches, set unless the user has set them. A frozen master then blocks a call
+#: for 5 s instead of 30, and an unreachable one a connection attempt for 2 s instead of 30; a
+#: refused configuration is said at once instead of after 20 tries; and only warnings are written to
+#: standard error.
+_ENVIRONMENT = {
+    "MC_RPC_TIMEOUT_MS": "5000",
+    "MC_RPC_CONNECT_TIMEOUT_MS": "2000",
+    "MC_STORE_CLIENT_SETUP_RETRIES": "2",
+    "GLOG_minloglevel": "1",
+}
 #: How long to wait for the master's port. The library itself would try for 90 s, holding the
 #: interpreter lock.
 _MASTER_WAIT_S = 3.0
@@ -126,8 +133,7 @@ def _check_addresses(config: MooncakeConfig) -> None:
             "configuration file or in MOONCAKE_MASTER"
         )
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _MASTER_WAIT_S) as link:
-            peer = str(link.getpeername()[0])
+        peer = _peer(host.strip("[]"), int(port))
     except OSError as error:
         raise StoreUnreachable(
             f"no Mooncake master answers at {address} ({error}). Start one with: mooncake_master "
@@ -140,6 +146,12 @@ def _check_addresses(config: MooncakeConfig) -> None:
             "another host: others could not reach this one's segment, and two hosts would have "
             "the same name. Set local_hostname to this host's address"
         )
+
+
+def _peer(host: str, port: int) -> str:
+    """Connect, disconnect, and say to whom it was."""
+    with socket.create_connection((host, port), _MASTER_WAIT_S) as link:
+        return str(link.getpeername()[0])
 
 
 def _is_loopback(host: str) -> bool:
