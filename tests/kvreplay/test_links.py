@@ -111,3 +111,40 @@ def test_mentions_name_the_requests_of_every_record_of_a_hit(tmp_path: Path) -> 
     assert mentions.job(11) == scenes.REQUEST
     assert mentions.job(999) == ""
     assert not unnamed
+
+
+def test_mentions_keep_engines_apart(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scenes.hit(scene)
+    twin = msg.SaveJob(
+        job_id=11, request_id="twin", group=0, block_ids=(1,), block_hashes=scenes.HASHES[:1]
+    )
+    for engine, step_plan in (
+        ("eng-2#0", msg.StepPlan(step=5, saves=(twin,))),
+        (scenes.KEY, msg.StepPlan(step=5, loads=(scenes.load_job(),))),
+    ):
+        scene.worker(
+            work.SchedulerSaid(now_ns=scene.tick(), engine=engine, epoch=9, body=step_plan)
+        )
+    ends = (msg.JobEnd(job_id=11, outcome=msg.JobOutcome.DONE),)
+    scene.worker(
+        work.Ticked(now_ns=scene.tick()),
+        work_do.SendToScheduler(engine="eng-2#0", body=msg.JobsEnded(ends=ends)),
+    )
+    mentions = Mentions()
+    *_, last = [mentions.of(entry) for entry in merge(scene.close().logs)]
+    assert last == {"twin"}
+    assert mentions.job(11, last) == "twin"
+    assert mentions.job(11, frozenset({scenes.REQUEST})) == scenes.REQUEST
+
+
+def test_a_step_of_the_same_number_on_another_engine_is_left_out(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scenes.plan(scene, msg.StepPlan(step=5, loads=(scenes.load_job(),)))
+    other = work.ModelSaid(
+        now_ns=scene.tick(), engine="eng-2#0", epoch=1, body=msg.StepBegun(step=5)
+    )
+    scene.worker(other)
+    links = RequestLinks(scenes.REQUEST)
+    *_, last = [links.touch(entry) for entry in merge(scene.close().logs)]
+    assert not last

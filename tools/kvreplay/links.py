@@ -92,6 +92,7 @@ class RequestLinks:
         )
         if found:
             self.sched_log = entry.log
+            self.engine = self.engine or entry.engine or None
             self.alive = not isinstance(event, sched.RequestFinished) and self.alive
             self.alive = self.alive or isinstance(event, (sched.RequestAdded, sched.MatchAsked))
         for command in found.commands:
@@ -221,55 +222,76 @@ class RequestLinks:
 
 
 class Mentions:
-    """Tells for every record which requests it is about, as far as ids lead to them."""
+    """Tells for every record which requests it is about, as far as ids lead to them.
+
+    Ids of jobs and lookups are unique within an engine only, so they are kept by engine.
+    """
 
     def __init__(self) -> None:
         """Nothing is known."""
-        self._by_id: dict[tuple[str, int], str] = {}
+        self._by_id: dict[tuple[str, str, int], str] = {}
         self._by_op: dict[tuple[str, int], frozenset[str]] = {}
-        self._by_hash: dict[str, str] = {}
+        self._by_hash: dict[tuple[str, str], str] = {}
+        #: Engines seen, in order.
+        self._engines: dict[str, None] = {}
 
     def of(self, entry: Entry) -> frozenset[str]:
         """Take in the next record; return the requests it is about."""
-        found: set[str] = set(self._of(entry.event))
+        found: set[str] = set(self._of(_engine(entry, entry.event), entry.event))
         op = ended_op(entry.event)
         if op is not None:
             found |= self._by_op.pop((entry.log, op), frozenset())
         for command in entry.commands:
-            mine = set(self._of(command))
+            engine = _engine(entry, command)
+            mine = set(self._of(engine, command))
             started = started_op(command)
             if started is not None:
-                mine |= {self._by_hash.get(digest, "") for digest in _hashes(command)}
+                mine |= {self._by_hash.get((engine, digest), "") for digest in _hashes(command)}
                 _remember(self._by_op, (entry.log, started), frozenset(mine - {""}))
             found |= mine
         return frozenset(found - {""})
 
-    def job(self, job_id: int) -> str:
-        """Return the request of a job; empty if it is not known."""
-        return self._by_id.get(("job", job_id), "")
+    def job(self, job_id: int, among: frozenset[str] = frozenset()) -> str:
+        """Return the request of a job; empty if it is not known.
 
-    def _of(self, value: msgspec.Struct | None) -> Iterable[str]:
+        Args:
+            job_id: the job.
+            among: prefer these, where engines use the same number.
+        """
+        found = [self._by_id.get(("job", engine, job_id), "") for engine in self._engines]
+        known = [request for request in found if request]
+        return next((one for one in known if one in among), known[0] if known else "")
+
+    def _of(self, engine: str, value: msgspec.Struct | None) -> Iterable[str]:
         body = getattr(value, "body", value)
         if isinstance(body, sched.LookupAnswered):
             body = body.result
         if isinstance(body, msg.Lookup):
-            _remember(self._by_id, ("lookup", body.lookup_id), body.request_id)
+            _remember(self._by_id, ("lookup", engine, body.lookup_id), body.request_id)
             for group in body.groups:
-                for block in group.block_hashes:
-                    _remember(self._by_hash, block.hex(), body.request_id)
+                self._learn_hashes(engine, group.block_hashes, body.request_id)
         if isinstance(body, msg.StepPlan):
+            self._engines[engine] = None
             for job in plan_jobs(body):
-                _remember(self._by_id, ("job", job.job_id), job.request_id)
-                for block in job.block_hashes:
-                    _remember(self._by_hash, block.hex(), job.request_id)
+                _remember(self._by_id, ("job", engine, job.job_id), job.request_id)
+                self._learn_hashes(engine, job.block_hashes, job.request_id)
                 yield job.request_id
         if isinstance(body, sched.StepScheduled):
             yield from (one.request_id for one in body.requests)
         if isinstance(body, (msg.JobsEnded, sched.JobsReported)):
-            yield from (self.job(end.job_id) for end in body.ends)
-        yield self._by_id.get(("lookup", getattr(body, "lookup_id", -1)), "")
-        yield self.job(getattr(body, "job_id", -1))
+            for end in body.ends:
+                yield self._by_id.get(("job", engine, end.job_id), "")
+        yield self._by_id.get(("lookup", engine, getattr(body, "lookup_id", -1)), "")
+        yield self._by_id.get(("job", engine, getattr(body, "job_id", -1)), "")
         yield getattr(body, "request_id", "")
+
+    def _learn_hashes(self, engine: str, hashes: Iterable[bytes], request_id: str) -> None:
+        for block in hashes:
+            _remember(self._by_hash, (engine, block.hex()), request_id)
+
+
+def _engine(entry: Entry, value: msgspec.Struct | None) -> str:
+    return entry.engine if entry.core == "kvsched" else engine_id(engine_of(value))
 
 
 def _hashes(command: msgspec.Struct) -> set[str]:

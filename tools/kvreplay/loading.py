@@ -52,6 +52,8 @@ class Entry:
     #: Why the record, or a part of it, could not be decoded; else empty.
     problem: str
     raw: RawRecord
+    #: Engine of a scheduler side's log, as its header says; else empty.
+    engine: str = ""
 
     @property
     def kind(self) -> str:
@@ -91,7 +93,6 @@ class Log:
         """Yield every record in order."""
         self.problems = []
         self.has_gaps = False
-        core = self.header.core
         last_seq, last_ns = 0, 0
         expected_part = self.header.part
         if not self.begins_at_start:
@@ -105,12 +106,42 @@ class Log:
                 if raw.seq != last_seq + 1 and (last_seq or self.begins_at_start):
                     self.has_gaps = True
                     self._problem(f"record {raw.seq} follows record {last_seq}")
-                entry = _entry(self.label, core, raw, last_ns, self.shift_ns)
+                entry = self._entry(raw, last_ns)
                 if entry.problem:
                     self._problem(f"record {raw.seq}: {entry.problem}")
                 last_seq, last_ns = raw.seq, entry.at_ns
                 yield entry
             self._file_problems(reader)
+
+    def _entry(self, raw: RawRecord, last_ns: int) -> Entry:
+        core = self.header.core
+        problem = ""
+        event: msgspec.Struct | None = None
+        commands: tuple[msgspec.Struct, ...] = ()
+        try:
+            event = _events[core].decode(raw.event)
+        except DECODE_ERRORS as error:
+            problem = f"unknown or malformed event: {error}"
+        try:
+            commands = tuple(_commands[core].decode(raw.commands))
+        except DECODE_ERRORS as error:
+            problem = problem or f"unknown or malformed command: {error}"
+        at_ns = last_ns
+        if event is not None:
+            at_ns = max(last_ns, int(getattr(event, "now_ns", 0)) + self.shift_ns)
+        return Entry(
+            log=self.label,
+            core=core,
+            seq=raw.seq,
+            cause=raw.cause,
+            at_ns=at_ns,
+            event=event,
+            commands=commands,
+            fault=raw.fault,
+            problem=problem,
+            raw=raw,
+            engine=self.header.info.get("engine", "") if core == "kvsched" else "",
+        )
 
     def _file_problems(self, reader: LogReader) -> None:
         name = reader.path.name
@@ -185,24 +216,6 @@ def plain(value: object) -> object:
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     return value
-
-
-def _entry(label: str, core: str, raw: RawRecord, last_ns: int, shift_ns: int) -> Entry:
-    problem = ""
-    event: msgspec.Struct | None = None
-    commands: tuple[msgspec.Struct, ...] = ()
-    try:
-        event = _events[core].decode(raw.event)
-    except DECODE_ERRORS as error:
-        problem = f"unknown or malformed event: {error}"
-    try:
-        commands = tuple(_commands[core].decode(raw.commands))
-    except DECODE_ERRORS as error:
-        problem = problem or f"unknown or malformed command: {error}"
-    at_ns = last_ns
-    if event is not None:
-        at_ns = max(last_ns, int(getattr(event, "now_ns", 0)) + shift_ns)
-    return Entry(label, core, raw.seq, raw.cause, at_ns, event, commands, raw.fault, problem, raw)
 
 
 def _read(path: Path, unreadable: list[str]) -> LogReader | None:

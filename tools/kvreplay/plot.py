@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kvcommon import messages as msg
 from kvreplay.loading import Entry, LogSet
 from kvreplay.merge import merge
-from kvreplay.ops import ended_op, started_op
+from kvreplay.ops import ended_op, engine_id, started_op
+from kvreplay.words import engine_name
 from kvsched.core import events as sched
 from kvworker.core import commands as work_do
 from kvworker.core import events as work
@@ -64,7 +65,8 @@ class _Reader:
             self._model(entry, event)
         elif isinstance(event, sched.StepFinished):
             for step in self.steps.values():
-                if step.step == event.step and step.finished_ns is None:
+                ours = engine_id(step.engine) == entry.engine and step.step == event.step
+                if ours and step.finished_ns is None:
                     step.finished_ns = entry.at_ns - step.begun_ns
         op = ended_op(event)
         if op is not None:
@@ -128,6 +130,10 @@ def draw(steps: list[StepTimes], path: Path, *, max_steps: int = 6) -> None:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(visible=True, alpha=0.3)
         if chosen:
+            # The lines matter; a first step that was compiled may have finished far to the right.
+            lines = (step.written if axes is saves else step.loaded for step in chosen)
+            longest = max(at_ns for line in lines for at_ns, _ in line)
+            axes.set_xlim(left=0, right=max(1.5 * longest, 1) / 1e6)
             axes.legend(fontsize="small", loc="lower right")
         else:
             axes.text(0.5, 0.5, "none in these logs", ha="center", transform=axes.transAxes)
@@ -135,7 +141,7 @@ def draw(steps: list[StepTimes], path: Path, *, max_steps: int = 6) -> None:
 
 
 def _draw_step(axes: "Axes", step: StepTimes, colour: str, *, save: bool) -> None:
-    name = f"step {step.step}, {step.engine[-24:]}"
+    name = f"step {step.step} of {engine_name(step.engine)}"
     line = step.written if save else step.loaded
     style: dict[str, Any] = {"where": "post", "color": colour}
     axes.step(*_points(line), label=name, marker="o", markersize=3, **style)

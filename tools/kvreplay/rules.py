@@ -354,7 +354,7 @@ def check_rules(
                 if len(violations) >= max_violations:
                     num_more += 1
                     continue
-                request = "" if job_id is None else mentions.job(job_id)
+                request = "" if job_id is None else mentions.job(job_id, requests)
                 request = request or min(requests, default="")
                 violations.append(Violation(rule.name, entry.log, entry.seq, text, request))
     return Judgement(violations, num_more, [one for rule in checks for one in rule.open()])

@@ -121,8 +121,8 @@ class _Gatherer:
         self._stats = Stats()
         #: Starts of phases: (phase, log, id) → time.
         self._open: dict[tuple[str, str, int], int] = {}
-        #: Whether a job is a load, by engine or log, and id.
-        self._kinds: dict[int, str] = {}
+        #: Whether a job is a load or a save, by log and id.
+        self._kinds: dict[tuple[str, int], str] = {}
         #: Last answer of requests that vLLM still asks about.
         self._answers: dict[str, str] = {}
 
@@ -163,7 +163,7 @@ class _Gatherer:
             self._close("plan to ack", entry, _pair(event.step, event.rank))
         elif isinstance(event, sched.JobsReported):
             for end in event.ends:
-                kind = self._kinds.get(end.job_id, "job")
+                kind = self._kinds.get((entry.log, end.job_id), "job")
                 self._close(kind, entry, _pair(end.job_id, event.rank), name=f"{kind} job")
                 stats.jobs[kind, end.outcome.value, end.reason] += 1
 
@@ -188,7 +188,7 @@ class _Gatherer:
                 self._start("plan to ack", entry, _pair(command.body.step, command.rank))
                 for job in plan_jobs(command.body):
                     kind = "load" if isinstance(job, msg.LoadJob) else "save"
-                    self._kinds[job.job_id] = kind
+                    self._kinds[entry.log, job.job_id] = kind
                     self._start(kind, entry, _pair(job.job_id, command.rank))
                 while len(self._kinds) > _MAX_OPEN:
                     del self._kinds[next(iter(self._kinds))]

@@ -15,7 +15,7 @@ from kvcommon import messages as msg
 from kvreplay.links import Mentions
 from kvreplay.loading import Entry, LogSet
 from kvreplay.merge import merge
-from kvreplay.ops import ended_op, engine_of, rank_of, started_op
+from kvreplay.ops import ended_op, engine_id, engine_of, rank_of, started_op
 from kvreplay.words import command_text, event_text
 from kvsched.core import commands as sched_do
 from kvsched.core import events as sched
@@ -89,8 +89,8 @@ class _Tracer:
         self._logs = logs
         self._tracks = {log.label: _Tracks(number + 1) for number, log in enumerate(logs.logs)}
         self._running: dict[tuple[str, int], _Running] = {}
-        #: Flow of the plan of a step on an engine key's rank; the newest plans only.
-        self._flows: dict[tuple[int, int], int] = {}
+        #: Flow of a plan by engine, step and rank; the newest plans only.
+        self._flows: dict[tuple[str, int, int], int] = {}
         self._num_flows = 0
         self._mentions = Mentions()
         self._start_ns: int | None = None
@@ -138,7 +138,8 @@ class _Tracer:
         yield from self._track(entry.log, type(command).__name__, take=True)
         flow = None
         if isinstance(command, _JOB_OPS):
-            flow = self._flows.get((command.step, rank_of(engine_of(command))))
+            key = engine_of(command)
+            flow = self._flows.get((engine_id(key), command.step, rank_of(key)))
         running = _Running(command, entry.at_ns, self._last_track, requests, flow)
         self._running[entry.log, op] = running
 
@@ -146,7 +147,7 @@ class _Tracer:
         """A plan leaves: a small slice that arrows begin at."""
         yield from self._track(entry.log, "plans")
         self._num_flows += 1
-        self._flows[plan.step, rank] = self._num_flows
+        self._flows[entry.engine, plan.step, rank] = self._num_flows
         if len(self._flows) > 1024:
             del self._flows[next(iter(self._flows))]
         place = {"pid": self._tracks[entry.log].pid, "tid": self._last_track}
