@@ -45,7 +45,8 @@ def serve(
     except (ConfigError, StoreError, HandleError) as error:
         sys.stderr.write(f"kvworker: error: {error}\n")
         code = EXIT_USAGE
-    except Exception:  # noqa: BLE001 (the outermost loop; the daemon has logged it)
+    except Exception:
+        logger.exception("ended by a fault of ours; please report it with the event log")
         code = EXIT_FAULT
     arm()
     daemon.close()

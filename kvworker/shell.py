@@ -145,7 +145,7 @@ class Daemon:
 
         Raises:
             StoreError, ConfigError: the store turned out to be unusable.
-            Exception: a fault of ours, after it was logged.
+            Exception: a fault of ours; where it happened is logged, the caller logs what.
         """
         machinery, loop, talk = self._machinery, self._loop, self._talk
         assert machinery is not None
@@ -170,7 +170,6 @@ class Daemon:
                 "the daemon has a fault and ends (at %s, event log in %s)",
                 machinery.recorder.stimulus,
                 self.config.event_log or "no place: it keeps none",
-                exc_info=True,
             )
             raise
         if machinery.store.error is not None:

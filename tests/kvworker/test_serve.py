@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -158,3 +159,33 @@ def test_signals_end_it_cleanly(signum: signal.Signals) -> None:
         running.process.send_signal(signum)
         assert running.process.wait(PATIENCE_S) == 0
         assert "stopped" in running.log
+
+
+FAULTY = """
+import sys
+from kvworker.cli import main
+from kvworker.core.core import WorkerCore
+
+def fault(core, event):
+    raise AssertionError("an invariant is broken")
+
+WorkerCore.handle = fault
+sys.argv = ["kvworker", *sys.argv[1:]]
+main()
+"""
+
+
+def test_a_fault_of_ours_ends_the_process_for_its_supervisor(short_dir: Path) -> None:
+    arguments = command("serve", "--device", "cpu:0", "--store", "memory")[3:]
+    ended = subprocess.run(
+        [sys.executable, "-c", FAULTY, *arguments, "--run-dir", str(short_dir)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=environment(),
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "CRITICAL" in ended.stderr
+    assert "an invariant is broken" in ended.stderr
+    assert [path.name for path in short_dir.iterdir()] == ["cpu-0.sock.lock"]
