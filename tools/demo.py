@@ -99,8 +99,8 @@ class Demo:
                 second = self._engine("second")
                 stack.enter_context(second)
             self._second_engine(second, answers)
-        for server in self._servers:
-            self.results.wrong += [f"{server.name} left {path}" for path in server.leftovers()]
+        for known in self._servers:
+            self.results.wrong += [f"{known.name} left {path}" for path in known.leftovers()]
 
     def _known(self, server: servers.DaemonProcess) -> servers.DaemonProcess:
         self._servers.append(server)

@@ -168,7 +168,11 @@ class ServerProcess:
                         self.shm_files.add("/dev/shm/" + path)  # noqa: S108
 
     def stop(self) -> None:
-        """End the whole group: SIGTERM, then SIGKILL for what is left. Idempotent."""
+        """End the whole group: SIGTERM, then SIGKILL for what is left. Idempotent.
+
+        Raises:
+            ServerError: processes are left that cannot be ended.
+        """
         process, group = self._process, self.pid
         if process is None:
             return
@@ -182,8 +186,9 @@ class ServerProcess:
                 else:
                     os.killpg(group, sign)
             if self._gone(process, group, wait_s):
-                break
-        self._process = None
+                self._process = None
+                return
+        raise ServerError(f"{self.name}: process group {group} cannot be ended")
 
     def kill(self) -> None:
         """End the whole group as a crash would."""

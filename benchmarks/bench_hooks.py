@@ -1,0 +1,123 @@
+"""What do the connector's hooks cost the engine, in microseconds per call?
+
+Measured: each hook on the model side in a step with nothing to load or save (once per step, or once
+per layer); ``build_connector_meta`` with 1, 16, 64 and 256 decoding requests, and in prefill steps
+of a 1,000-token prompt that is to be saved. kvferry (with its daemon) against vLLM's in-tree
+``MooncakeStoreConnector``.
+
+Every engine is one process with both halves of the connector in it, the real vLLM (CPU) with a tiny
+Llama. The hooks are called directly, on ``SchedulerOutput`` objects that this engine's scheduler
+made (``hook_timing``). Engines are measured in turn in several rounds; a round that other processes
+disturbed is done again a bounded number of times, and is shown as noisy if it stayed so.
+"""
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import common, engines
+
+RUNNING = (1, 16, 64, 256)
+PREFILL_TOKENS = 1000
+RETRIES = 2
+#: The aim for every hook of a step that has nothing to do.
+AIM_US = 2.0
+console = Console(width=120)
+
+
+def run_round(engine: engines.Engine, seed: int) -> dict[str, Any]:
+    """Measure one engine, again while it is noisy; the quietest round if it always is."""
+    tries: list[dict[str, Any]] = []
+    for attempt in range(1 + RETRIES):
+        common.settle()
+        uses: list[common.CpuUse] = []
+        with common.metered(uses):
+            found = engine.order(
+                "hooks",
+                running=RUNNING,
+                seed=seed + 1000 * attempt,
+                num_tokens=PREFILL_TOKENS,
+            )
+        found |= {"foreign_cores": uses[0].foreign, "noisy": not uses[0].quiet}
+        tries.append(found)
+        if uses[0].quiet:
+            break
+    return min(tries, key=lambda each: each["foreign_cores"])
+
+
+def flatten(found: dict[str, Any]) -> dict[str, float]:
+    """Return what was measured in one round: name → median µs."""
+    flat = {name: times["median"] for name, times in found["hooks"].items()}
+    for count, times in found["decode"].items():
+        name = f"build_connector_meta, {count} decoding"
+        flat[name] = times["watched"]["median"]
+        flat[name + ", looped"] = times["looped"]["median"]
+    flat["build_connector_meta, prefill"] = found["prefill"]["median"]
+    return flat
+
+
+def summary(rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row per thing measured: µs by variant."""
+    flat = {name: [flatten(found) for found in each] for name, each in rounds.items()}
+    rows = []
+    for what in next(iter(flat.values()))[0]:
+        row: dict[str, Any] = {"what": what, "us": {}}
+        for variant, each in flat.items():
+            times = common.summarise([one[what] for one in each])
+            row["us"][variant] = dataclasses.asdict(times)
+        rows.append(row)
+    return rows
+
+
+def show(rows: list[dict[str, Any]], names: list[str]) -> None:
+    """Print the table."""
+    table = Table(title="µs per call: median (lowest-highest) over the rounds")
+    table.add_column("hook")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("ratio", justify="right")
+    for row in rows:
+        times = [common.Summary(**row["us"][name]) for name in names]
+        ratio = times[-1].median / times[0].median if times[0].median else 0.0
+        table.add_row(row["what"], *(each.text(2) for each in times), f"{ratio:.2f}")
+    console.print(table)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="Rounds over the variants.")] = 3,
+    variants: Annotated[
+        str, typer.Option(help="Which, separated by commas; see engines.VARIANTS.")
+    ] = "in-tree,kvferry daemon",
+    out: Annotated[Path, typer.Option(help="Folder for the JSON file.")] = Path("bench-out"),
+) -> None:
+    """Measure the cost of the connector's hooks."""
+    names = variants.split(",")
+    config = engines.EngineConfig(model=out / "model", multi=False)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    console.print(f"starting {len(names)} engines")
+    with engines.running(names, config, out / "logs") as running:
+        for round_ in range(rounds):
+            for name, engine in running.items():
+                each = run_round(engine, seed=1 + round_)
+                found[name].append(each)
+                mark = f"noisy: {each['foreign_cores']:.2f} core" if each["noisy"] else ""
+                worst = statistics.fmean(times["median"] for times in each["hooks"].values())
+                console.print(f"round {round_} {name:15} mean hook {worst:.2f} µs {mark}")
+    rows = summary(found)
+    show(rows, names)
+    content: dict[str, object] = {
+        "settings": {"rounds": rounds, "running": RUNNING, "prefill_tokens": PREFILL_TOKENS},
+        "aim_us": AIM_US,
+        "summary": rows,
+        "rounds": found,
+    }
+    console.print(common.write_json("hooks", content, out))
+
+
+if __name__ == "__main__":
+    typer.run(main)
