@@ -11,6 +11,7 @@ ended by its process id when the block is left.
 import contextlib
 import ctypes
 import importlib.util
+import os
 import pathlib
 import shutil
 import signal
@@ -168,9 +169,10 @@ class LocalMaster:
             self._process = None
 
     def freeze(self) -> None:
-        """Stop the master without ending it (SIGSTOP): calls to it hang."""
+        """Stop the master without ending it (SIGSTOP); return when it stands. Calls to it hang."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let a frozen master run on."""

@@ -19,7 +19,7 @@ from kvcommon.messages import StoreState
 from kvworker.outcome import Outcome
 from kvworker.stores import mooncake_codes as codes
 from kvworker.stores.base import LocalObject, RangeIO, Store, covers, fits
-from kvworker.stores.mooncake_client import SENTINEL, MooncakeClient
+from kvworker.stores.mooncake_client import SENTINEL, MooncakeClient, parts
 from kvworker.stores.mooncake_connect import connect, load_library, local_copies, placement
 from kvworker.stores.mooncake_segment import OwnSegment, Warmer, learn_segment
 from kvworker.stores.mooncake_sessions import GetSessions
@@ -265,25 +265,24 @@ class MooncakeStore(Store):
                 elif piece.key and covers(piece) and sum(piece.sizes) <= _MAX_BYTES:
                     self._puts[piece.key] = [0, 0]
                     good.append(i)
-        self._put_whole(ranges, good, answer)
+        for part in parts(ranges, good):
+            self._put_whole(ranges, part, answer)
         full = [i for i in good if answer[i] is Outcome.FULL]
         if full and not self._stop.wait(_FULL_RETRY_S):
-            self._put_whole(ranges, full, answer)
-        with self._lock:
-            for i in good:
-                del self._puts[ranges[i].key]
+            for part in parts(ranges, full):
+                self._put_whole(ranges, part, answer)
+        self._forget([ranges[i].key for i in good])
         return self._client.note("put_objects", answer)
 
-    def _put_whole(self, ranges: Sequence[RangeIO], good: list[int], answer: list[Outcome]) -> None:
-        pieces = [ranges[i] for i in good]
+    def _put_whole(self, ranges: Sequence[RangeIO], part: list[int], answer: list[Outcome]) -> None:
         result = self._client.codes(
             "batch_put_from_multi_buffers",
-            [piece.key for piece in pieces],
-            [list(piece.addresses) for piece in pieces],
-            [list(piece.sizes) for piece in pieces],
+            [ranges[i].key for i in part],
+            [list(ranges[i].addresses) for i in part],
+            [list(ranges[i].sizes) for i in part],
             self._placement,
         )
-        for i, code in zip(good, result, strict=True):
+        for i, code in zip(part, result, strict=True):
             answer[i] = codes.done(code)
             if code == 0:
                 self._client.count("bytes_written", sum(ranges[i].sizes))

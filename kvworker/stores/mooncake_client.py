@@ -34,6 +34,9 @@ _ROUND_TRIPS = {
 }
 #: What nobody stores: asking for it says whether the master answers.
 SENTINEL = "kvf1-sentinel"
+#: Buffers in one call that stores whole objects: over TCP the library fails what is beyond 2048 to
+#: one peer (``MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER`` and as many pending), without a word of why.
+_MAX_BUFFERS = 1024
 #: How long ``close`` waits for running calls, and then for a sign of life from the master.
 _DRAIN_S = 10.0
 _ALIVE_S = 2.0
@@ -161,3 +164,17 @@ class MooncakeClient:
         asker.start()
         asker.join(_ALIVE_S)
         return bool(answers) and answers[0] >= 0
+
+
+def parts(ranges: Sequence[RangeIO], chosen: Sequence[int]) -> list[list[int]]:
+    """Cut a batch of whole objects into calls that the library can carry out."""
+    answer: list[list[int]] = []
+    room = 0
+    for i in chosen:
+        count = len(ranges[i].sizes)
+        if count > room or not answer:
+            answer.append([])
+            room = _MAX_BUFFERS
+        answer[-1].append(i)
+        room -= count
+    return answer

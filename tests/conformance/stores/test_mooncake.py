@@ -101,6 +101,18 @@ def test_a_client_without_a_segment_stores_with_others(
     assert get(owner, target, "guest") == source.object()
 
 
+def test_very_many_pieces_reach_another_process_s_segment(
+    shared_master: LocalMaster, connect: Connect
+) -> None:
+    """Above 2048 in one call the library would fail them."""
+    owner, guest = connect(shared_master), connect(shared_master, segment=0)
+    source, target = _arena(guest, 40, seed=12), _arena(owner, 40)
+    keys = [f"many-{i}" for i in range(40)]
+    pieces = [source.layers(key, i, range(64), SIZE // 64) for i, key in enumerate(keys)]
+    assert guest.put_objects(pieces) == [OK] * 40
+    assert get(owner, target, keys[-1], 39) == source.object(39)
+
+
 def test_another_segment_can_be_preferred(shared_master: LocalMaster, connect: Connect) -> None:
     owner = connect(shared_master)
     other = connect(shared_master, preferred_segment=owner._client.hostname())

@@ -185,3 +185,16 @@ def test_a_big_batch(store: Store, arena: Callable[..., Arena]) -> None:
     assert store.get_ranges([target.piece(k, i) for i, k in enumerate(keys)]) == [OK] * count
     store.get_end(keys)
     assert target.memory[:] == source.memory[:]
+
+
+def test_whole_objects_of_very_many_pieces(store: Store, arena: Callable[..., Arena]) -> None:
+    count, layers, layer = 40, 64, 256
+    source, target = arena(layers * layer, count, seed=3), arena(layers * layer, count)
+    keys = [f"pieces-{i}" for i in range(count)]
+    pieces = [source.layers(key, i, range(layers), layer) for i, key in enumerate(keys)]
+    assert store.put_objects(pieces) == [OK] * count
+    assert store.get_start(keys) == [OK] * count
+    pieces = [target.layers(key, i, range(layers), layer) for i, key in enumerate(keys)]
+    assert store.get_ranges(pieces) == [OK] * count
+    store.get_end(keys)
+    assert target.memory[:] == source.memory[:]
