@@ -6,6 +6,7 @@ one and is on this host (``Welcome.event_log``). Until a daemon has said so, eve
 """
 
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class WaitingWriter:
         """Start with nothing waiting."""
         self._waiting: list[Record] | None = []
         self.writer: LogWriter | None = None
+        #: Something was written since the last flush.
+        self.dirty = False
 
     def record(
         self,
@@ -43,6 +46,7 @@ class WaitingWriter:
     ) -> None:
         """Write, or keep for later, or (too much is waiting) give up."""
         if self.writer is not None:
+            self.dirty = True
             self.writer.record(seq, cause, event, commands, fault)
         elif self._waiting is not None:
             self._waiting.append((seq, cause, event, commands, fault))
@@ -55,8 +59,9 @@ class WaitingWriter:
         return self.writer is None and self._waiting is not None
 
     def flush(self) -> None:
-        """Hand buffered records to the operating system."""
-        if self.writer is not None:
+        """Hand buffered records to the operating system: an engine may be killed any time."""
+        if self.writer is not None and self.dirty:
+            self.dirty = False
             self.writer.flush()
 
     def begin(self, writer: LogWriter) -> None:
@@ -65,6 +70,7 @@ class WaitingWriter:
             writer.record(*record)
         self._waiting = None
         self.writer = writer
+        self.dirty = True
 
 
 class SchedulerLog:
@@ -75,7 +81,9 @@ class SchedulerLog:
     ) -> None:
         """Make the core; open the log if the configuration names a directory."""
         self.core = SchedCore(core_config)
-        name = f"kvsched-{engine[:8]}-{epoch & 0xFFFFFFFF:08x}"
+        # Operators choose engine ids; a log's name takes fewer characters.
+        short = re.sub(r"[^A-Za-z0-9]", "", engine)[:8] or "engine"
+        name = f"kvsched-{short}-{epoch & 0xFFFFFFFF:08x}"
         self._header = make_header(
             "kvsched",
             name,

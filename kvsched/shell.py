@@ -179,7 +179,9 @@ class SchedulerShell:
     def plan(self, output: Any) -> StepMetadata:
         """``build_connector_meta``: always answers, also when switched off."""
         self._step += 1
-        return self._plan(output) or StepMetadata(self._step)
+        metadata = self._plan(output) or StepMetadata(self._step)
+        self._log.flush()
+        return metadata
 
     @guarded(lambda: _NO_PLAN)
     def _plan(self, output: Any, /) -> StepMetadata | None:
@@ -291,7 +293,6 @@ class SchedulerShell:
         if now_ns - self._ticked_at > _TICK_NS:
             self._ticked_at = now_ns
             self._handle(Ticked(now_ns=now_ns))
-            self._log.flush()
 
     def _welcomed(self, welcome: Welcome) -> None:
         self._log.offer(welcome.event_log)

@@ -69,6 +69,8 @@ class Loop:
         self._report_losses()
         for heard in self._talk.receive(_BATCH, self.now_ns):
             self._hear(heard, answer)
+        # What the threads have posted meanwhile has happened before now, not before this turn.
+        self.now_ns = time.monotonic_ns()
         for event in self._inbox.take():
             # The core's clock is when we saw it, and never goes back.
             self._tell(msgspec.structs.replace(event, now_ns=self.now_ns))
