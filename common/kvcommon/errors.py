@@ -36,6 +36,10 @@ class HandleError(KVFerryError):
         self.remedy = remedy
 
 
+class DeviceError(KVFerryError):
+    """A device's driver refused an operation; the text has its code and words."""
+
+
 class StoreError(KVFerryError):
     """A store cannot be opened or used at all (single keys never raise, see ``Outcome``)."""
 

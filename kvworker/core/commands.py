@@ -77,6 +77,8 @@ class WriteLayers(Command, frozen=True, kw_only=True, omit_defaults=True):
     block_ids: tuple[int, ...]
     first_layer: int
     end_layer: int
+    #: Device event after which the layers are written; empty: they are.
+    event: bytes = b""
 
 
 class ClosePuts(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,6 +120,8 @@ class LoadLayers(Command, frozen=True, kw_only=True, omit_defaults=True):
     publish: bool = False
     #: With ``publish``: blocks of this step have failed already.
     tainted: bool = False
+    #: Device event after which earlier steps no longer touch the blocks; empty: they do not.
+    event: bytes = b""
 
 
 class CloseGets(Command, frozen=True, kw_only=True, omit_defaults=True):

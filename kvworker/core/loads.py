@@ -159,6 +159,7 @@ class Loads:
             end_layer=len(batch.group.layers),
             publish=publish,
             tainted=publish and page is not None and page.failed,
+            event=batch.engine.progress.event,
         )
         if publish and page is not None:
             page.published = True

@@ -179,6 +179,7 @@ class Saves:
             block_ids=tuple(part.block.block_id for part in parts),
             first_layer=first,
             end_layer=end,
+            event=batch.engine.progress.event,
         )
         batch.move(SaveState.WRITING)
         batch.op = self._kernel.start(command, partial(self._written, batch, parts, command))

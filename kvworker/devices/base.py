@@ -1,15 +1,21 @@
-"""What the daemon does with a device: map an engine's storages, copy blocks.
+"""What the daemon does with a device: map an engine's storages, copy blocks, own staging memory.
 
 Threading: ``bind_thread`` is called once by each transfer thread before anything else. ``map`` and
 ``unmap`` are called by one thread only (imports and closes are serialised).
 """
 
+import ctypes
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvcommon.errors import HandleError
 from kvcommon.layout import GroupLayout
-from kvcommon.memory.handles import StorageHandle
+from kvcommon.memory.handles import MemoryProof, StorageHandle
+
+#: Alignment of staging memory: Ascend registers host memory by pages of its IOMMU.
+HOST_ALIGNMENT = 64 << 10
 
 
 class MappedStorage(NamedTuple):
@@ -29,6 +35,36 @@ class Mapping(ABC):
         """Unmap. The caller has made sure that nothing uses the mapping. Idempotent."""
 
 
+class StagingMemory(ABC):
+    """Memory that a store and a device both reach. Freed by ``close``, which is idempotent."""
+
+    address: int
+    num_bytes: int
+    #: What it is to a transfer engine: ``cpu``, or the device's kind.
+    location: str
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free it. The owner has made sure that nothing uses it."""
+
+
+class HostStaging(StagingMemory):
+    """Ordinary memory of this process."""
+
+    location = "cpu"
+
+    def __init__(self, num_bytes: int) -> None:
+        """Reserve the address range; the kernel gives pages when they are touched."""
+        self._buffer = mmap.mmap(-1, num_bytes + HOST_ALIGNMENT)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
+        self.address = -(-start // HOST_ALIGNMENT) * HOST_ALIGNMENT
+        self.num_bytes = num_bytes
+
+    def close(self) -> None:
+        """Unmap."""
+        self._buffer.close()
+
+
 class Device(ABC):
     """An accelerator (or the CPU) as the daemon uses it."""
 
@@ -40,6 +76,45 @@ class Device(ABC):
     @abstractmethod
     def bind_thread(self) -> None:
         """Give the calling thread a device context."""
+
+    def allocate_staging(self, num_bytes: int, *, on_device: bool) -> StagingMemory:
+        """Allocate memory to gather blocks in, for stores that cannot touch mapped memory.
+
+        Args:
+            num_bytes: Its size.
+            on_device: The store can move the device's own memory.
+
+        Raises:
+            HandleError: there is not so much.
+        """
+        del on_device
+        return HostStaging(num_bytes)
+
+    def prove(self, proof: MemoryProof) -> bool:
+        """Read the engine's scratch memory and answer in it. Called like ``map``, after it.
+
+        Returns:
+            True if this process can wait for the engine's events.
+
+        Raises:
+            HandleError: this is not the memory that the engine means.
+        """
+        cause = f"a proof of device memory ({proof.nonce:x}) on {self.name}"
+        raise HandleError(cause, "start the daemon with the engine's device")
+
+    def wait(self, mapping: Mapping, event: bytes) -> None:
+        """Let what this thread copies next wait for an event of the mapping's engine.
+
+        Args:
+            mapping: The engine's storages.
+            event: As the engine's clock gave it; empty: nothing to wait for.
+
+        Raises:
+            HandleError: no such event.
+        """
+        if event:
+            del mapping
+            raise HandleError(f"{self.name} has no events", "report this with both event logs")
 
     @abstractmethod
     def map(self, storages: Sequence[StorageHandle]) -> Mapping:

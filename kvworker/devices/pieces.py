@@ -5,7 +5,7 @@ block. A *span* is what a range of layers occupies: its pieces, in the order of 
 merged where they touch in memory as well as in the object.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvcommon.errors import HandleError
@@ -94,6 +94,61 @@ def _merge(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
         else:
             merged.append(piece)
     return tuple(merged)
+
+
+class PieceTable:
+    """The pieces of every group of a mapping, computed when they are first asked for."""
+
+    def __init__(self, storages: Sequence[MappedStorage]) -> None:
+        """Remember where the storages are."""
+        self._storages = storages
+        self._pieces: dict[int, GroupPieces] = {}
+
+    def pieces(self, layout: GroupLayout) -> GroupPieces:
+        """Return the pieces of a group."""
+        found = self._pieces.get(layout.group)
+        if found is None or found.layout is not layout:
+            found = self._pieces[layout.group] = GroupPieces(layout, self._storages)
+        return found
+
+
+def copies(
+    pieces: GroupPieces, layers: range, block_ids: Sequence[int], hosts: Sequence[int]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (address in the KV cache, address outside, bytes) of each copy.
+
+    Args:
+        pieces: Of the group.
+        layers: Indices in the layer table, contiguous.
+        block_ids: The blocks.
+        hosts: Where the *whole object* of each block would begin outside of the cache.
+    """
+    for piece in pieces.span(layers.start, layers.stop).pieces:
+        address, stride, length, offset = piece
+        if length == stride:
+            # Blocks lie side by side in the cache: perhaps outside of it too.
+            yield from _runs(piece, block_ids, hosts)
+            continue
+        for block, host in zip(block_ids, hosts, strict=True):
+            yield address + block * stride, host + offset, length
+
+
+def _runs(
+    piece: Piece, block_ids: Sequence[int], hosts: Sequence[int]
+) -> Iterator[tuple[int, int, int]]:
+    """Merge neighbours: those that touch in the cache as well as outside."""
+    length = piece.length
+    memory = host = size = 0
+    for block, base in zip(block_ids, hosts, strict=True):
+        here, at = piece.address + block * length, base + piece.offset
+        if size and here == memory + size and at == host + size:
+            size += length
+            continue
+        if size:
+            yield memory, host, size
+        memory, host, size = here, at, length
+    if size:
+        yield memory, host, size
 
 
 def check_layout(layout: CacheLayout, storages: Sequence[MappedStorage]) -> None:

@@ -69,6 +69,8 @@ class Store(ABC):
     #: ``put_objects`` moves bytes several times faster here than a put session does, because the
     #: objects land in this process's memory. Settled by ``open``.
     whole_puts: bool = False
+    #: ``register`` takes the memory of an accelerator too. Settled when the store is made.
+    device_memory: bool = False
 
     @abstractmethod
     def open(self) -> None:
@@ -79,8 +81,12 @@ class Store(ABC):
         """Revoke open puts, end open gets, disconnect. Idempotent. Later calls answer DOWN."""
 
     @abstractmethod
-    def register(self, address: int, size: int) -> bool:
-        """Make memory usable in ``RangeIO``. False: the store cannot use this memory."""
+    def register(self, address: int, size: int, location: str = "cpu") -> bool:
+        """Make memory usable in ``RangeIO``. False: the store cannot use this memory.
+
+        ``location`` says what it is: ``cpu``, or an accelerator's kind. No library is left to
+        guess.
+        """
 
     @abstractmethod
     def unregister(self, address: int) -> None:

@@ -97,9 +97,9 @@ class MemoryStore(Store):
             self._spare.clear()
             self._used = self._spare_bytes = 0
 
-    def register(self, address: int, size: int) -> bool:
-        """Any memory of this process will do."""
-        return not self._closed and address > 0 and size > 0
+    def register(self, address: int, size: int, location: str = "cpu") -> bool:
+        """Any memory of this process will do, but not that of an accelerator."""
+        return not self._closed and address > 0 and size > 0 and location == "cpu"
 
     def unregister(self, address: int) -> None:
         """Nothing was kept."""

@@ -117,9 +117,9 @@ class MooncakeStore(Store):
             self._puts.clear()
             self._sessions.release(self._sessions.keys())
 
-    def register(self, address: int, size: int) -> bool:
+    def register(self, address: int, size: int, location: str = "cpu") -> bool:
         """Make memory known to the transfer engine (RDMA: pins it)."""
-        if address <= 0 or size <= 0:
+        if address <= 0 or size <= 0 or location != "cpu":
             return False
         code = self._client.call("register_buffer", address, size)
         if code not in {0, None}:

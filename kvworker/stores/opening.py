@@ -43,7 +43,7 @@ class OpeningStore(Store):
         self._closing = threading.Event()
         self._settled = threading.Event()
         #: Memory registered before the store was open.
-        self._memory: dict[int, int] = {}
+        self._memory: dict[int, tuple[int, str]] = {}
         self._thread = threading.Thread(target=self._run, name="store-open", daemon=True)
 
     @property
@@ -102,8 +102,8 @@ class OpeningStore(Store):
             if self._closing.is_set():
                 self._inner.close()
                 return
-            for address, size in self._memory.items():
-                if not self._inner.register(address, size):
+            for address, (size, location) in self._memory.items():
+                if not self._inner.register(address, size, location):
                     logger.error(
                         "the store cannot use %d bytes that were attached before it was there: "
                         "saves and loads of that engine fail until it attaches again",
@@ -121,13 +121,18 @@ class OpeningStore(Store):
         if is_open:
             self._inner.close()
 
-    def register(self, address: int, size: int) -> bool:
+    @property
+    def device_memory(self) -> bool:  # type: ignore[override]
+        """As the inner store says."""
+        return self._inner.device_memory
+
+    def register(self, address: int, size: int, location: str = "cpu") -> bool:
         """At once if the store is open, else as soon as it is."""
         with self._lock:
             if not self._is_open:
-                self._memory[address] = size
+                self._memory[address] = size, location
                 return True
-        return self._inner.register(address, size)
+        return self._inner.register(address, size, location)
 
     def unregister(self, address: int) -> None:
         """Undo ``register``, whenever it took or takes effect."""

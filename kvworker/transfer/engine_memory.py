@@ -18,11 +18,19 @@ class EngineMemory:
     """
 
     def __init__(
-        self, mapping: Mapping, layout: CacheLayout, page: ProgressPage, resources: ExitStack
+        self,
+        mapping: Mapping,
+        layout: CacheLayout,
+        page: ProgressPage,
+        resources: ExitStack,
+        *,
+        events: bool = False,
     ) -> None:
         """Take over an accepted attach; ``resources`` undoes all that was done for it."""
         self.mapping = mapping
         self.page = page
+        #: The device can wait for the engine's events.
+        self.events = events
         self.gate = Gate()
         #: By group id. Every byte was checked to lie inside its storage.
         self.groups = {group.group: GroupPieces(group, mapping.storages) for group in layout.groups}

@@ -88,7 +88,13 @@ class Executor:
         self._now_ns = now_ns
         self._closed = False
         self._jobs: dict[int, Job] = {}
-        self._staging = [] if device.direct else [Staging(staging_bytes) for _ in range(2)]
+        self._staging: list[Staging] = []
+        if not device.direct:
+            on_device = store.device_memory
+            self._staging = [
+                Staging(device.allocate_staging(staging_bytes, on_device=on_device))
+                for _ in range(2)
+            ]
         load_staging, save_staging = self._staging or (None, None)
         self._maps = EngineMaps(device, store, now_ns, self._staging)
         finder = Finder(store, now_ns)

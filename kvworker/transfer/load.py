@@ -67,6 +67,8 @@ class Loader:
                 layers_per_read=self._layers_per_read,
             )
             reader.start(command)
+            # Earlier steps may still run on the device, and use the blocks.
+            self._device.wait(memory.mapping, command.event)
             for layer in range(*layers):
                 if job.unwanted:
                     reader.cancel()

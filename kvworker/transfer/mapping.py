@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from kvcommon.errors import HandleError
 from kvcommon.memory.page import ProgressPage, expected_answer
-from kvcommon.messages import Attach
+from kvcommon.messages import EVENTS, Attach
 from kvworker.core.commands import MapEngine, UnmapEngine
 from kvworker.core.events import EngineMapped, EngineUnmapped
 from kvworker.devices.base import Device
@@ -53,7 +53,8 @@ class EngineMaps:
                 remedy=error.remedy,
             )
         self._engines[command.engine] = memory
-        capabilities = ("direct",) if self._device.direct else ("staging",)
+        copying = "direct" if self._device.direct else "staging"
+        capabilities = (copying, EVENTS) if memory.events else (copying,)
         return EngineMapped(
             now_ns=self._now_ns(),
             op=command.op,
@@ -83,9 +84,12 @@ class EngineMaps:
         with ExitStack() as undo:
             page = ProgressPage.open(attach.page)
             undo.callback(page.close)
+            # The memory is let go of before this is said; whoever owns it may wait for that.
+            undo.callback(page.answer, 0)
             mapping = self._device.map(attach.storages)
             undo.callback(mapping.close)
             check_layout(attach.layout, mapping.storages)
+            events = attach.proof is not None and self._device.prove(attach.proof)
             for buffer in self._staging:
                 buffer.register(self._store)
             if self._device.direct:
@@ -99,4 +103,4 @@ class EngineMaps:
                 buffer.check_fits(attach.layout)
             # The other half of the read-back check: the model side compares the answer.
             page.answer(expected_answer(page.nonce))
-            return EngineMemory(mapping, attach.layout, page, undo.pop_all())
+            return EngineMemory(mapping, attach.layout, page, undo.pop_all(), events=events)

@@ -45,6 +45,8 @@ class Saver:
         layers = (command.first_layer, command.end_layer)
         pieces = memory.pieces_for(command.group, layers, command.keys, command.block_ids)
         span = pieces.span(*layers)
+        # The model says that the layers are queued; the device says when they are written.
+        self._device.wait(memory.mapping, command.event)
         if self._staging is None:
             blocks = zip(command.keys, command.block_ids, strict=True)
             ranges = [RangeIO(k, span.addresses(b), span.sizes, span.offsets) for k, b in blocks]

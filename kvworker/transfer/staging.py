@@ -1,40 +1,37 @@
-"""Host memory between a store and a device whose memory the store cannot touch.
+"""Memory between a store and a device whose KV cache the store cannot touch.
 
-One per transfer thread, so it needs no lock. Devices with ``direct`` have none.
+One per transfer thread, so it needs no lock. Devices with ``direct`` have none. A slot is used
+again only after both sides are done with it: the device's copies are waited for, and so are the
+store's.
 """
 
-import ctypes
-import mmap
 from collections.abc import Iterator
 
 from kvcommon.errors import HandleError
 from kvcommon.layout import CacheLayout
+from kvworker.devices.base import StagingMemory
 from kvworker.devices.pieces import GroupPieces
 from kvworker.stores.base import Store
-
-#: Alignment of the buffer: Ascend registers host memory by pages of its IOMMU.
-ALIGNMENT = 64 << 10
 
 
 class Staging:
     """A bounded buffer, cut into slots as each operation needs them."""
 
-    def __init__(self, num_bytes: int) -> None:
-        """Reserve the address range; the kernel gives pages when they are touched."""
-        self._buffer = mmap.mmap(-1, num_bytes + ALIGNMENT)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
-        self.address = -(-start // ALIGNMENT) * ALIGNMENT
-        self.num_bytes = num_bytes
+    def __init__(self, memory: StagingMemory) -> None:
+        """Take over memory that the device has allocated."""
+        self._memory = memory
+        self.address = memory.address
+        self.num_bytes = memory.num_bytes
         self._store: Store | None = None
 
     def register(self, store: Store) -> None:
         """Make the buffer known to the store, at the first call.
 
         Raises:
-            HandleError: the store cannot use host memory.
+            HandleError: the store cannot use the memory.
         """
         if self._store is None:
-            if not store.register(self.address, self.num_bytes):
+            if not store.register(self.address, self.num_bytes, self._memory.location):
                 cause = f"the store {store.name} refuses {self.num_bytes} bytes of staging memory"
                 raise HandleError(cause, "raise the limit on locked memory (ulimit -l)")
             self._store = store
@@ -65,8 +62,8 @@ class Staging:
         return [self.address + index * num_bytes for index in range(count)]
 
     def close(self) -> None:
-        """Unregister and unmap. The owner has made sure that nothing uses it. Idempotent."""
+        """Unregister and free. The owner has made sure that nothing uses it. Idempotent."""
         if self._store is not None:
             self._store.unregister(self.address)
             self._store = None
-        self._buffer.close()
+        self._memory.close()

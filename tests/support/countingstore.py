@@ -61,9 +61,9 @@ class CountingStore(Store):
         self._note("close")
         self.inner.close()
 
-    def register(self, address: int, size: int) -> bool:
+    def register(self, address: int, size: int, location: str = "cpu") -> bool:
         self._note("register")
-        return self.inner.register(address, size)
+        return self.inner.register(address, size, location)
 
     def unregister(self, address: int) -> None:
         self._note("unregister")

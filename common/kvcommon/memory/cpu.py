@@ -154,6 +154,9 @@ def map_handle(handle: StorageHandle) -> Mapped:
             cause = f"a local handle of process {handle.pid} means nothing in {os.getpid()}"
             raise HandleError(cause, "export file handles for a daemon of its own process")
         return Mapped(handle.address, handle.size)
+    if not isinstance(handle, FileHandle):
+        cause = f"a handle of {type(handle).__name__} means no memory of the CPU"
+        raise HandleError(cause, "start the daemon with the engine's device")
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)

@@ -32,8 +32,58 @@ class LocalHandle(msgspec.Struct, frozen=True, kw_only=True, tag="local"):
     pid: int = 0
 
 
+class IpcHandle(msgspec.Struct, frozen=True, kw_only=True):
+    """Device memory as torch shares it between processes (``_share_npu_``, ``_share_cuda_``).
+
+    Valid for one import: a second one would upset torch's reference count for ever. The exporter
+    therefore makes a new handle for each attach.
+    """
+
+    #: Which card: its physical id, whatever either process numbers it.
+    physical_id: int
+    #: Which card, if the driver knows; empty if it does not (then nothing is compared).
+    uuid: bytes = b""
+    #: The exporter.
+    pid: int
+    #: Bytes of the storage.
+    size: int
+    #: Key of the allocation that the storage lies in; opaque.
+    handle: bytes
+    #: Where in the allocation, bytes.
+    offset: int
+    #: Name of the shared memory with torch's reference counters, and the counter's number.
+    counter: bytes
+    counter_slot: int
+    #: Event that the importer waits for first, if ``event_required``.
+    event: bytes = b""
+    event_required: bool = False
+
+
+class NpuHandle(IpcHandle, frozen=True, kw_only=True, tag="npu"):
+    """Memory of an Ascend NPU."""
+
+
+class CudaHandle(IpcHandle, frozen=True, kw_only=True, tag="cuda"):
+    """Memory of a CUDA device."""
+
+
+#: Memory of an accelerator.
+DeviceHandle = Union[NpuHandle, CudaHandle]
 #: How one storage of the KV cache reaches the daemon.
-StorageHandle = Union[FileHandle, LocalHandle]
+StorageHandle = Union[FileHandle, LocalHandle, NpuHandle, CudaHandle]
+
+
+class MemoryProof(msgspec.Struct, frozen=True, kw_only=True):
+    """Scratch memory that shows, both ways, that the daemon sees this very device memory.
+
+    It holds ``proof.question(nonce)`` once ``event`` has been reached; the daemon replaces that by
+    ``proof.answer(nonce)`` before it says ``Attached``.
+    """
+
+    storage: StorageHandle
+    nonce: int
+    #: An event between processes; empty: the memory is ready now.
+    event: bytes = b""
 
 
 class PageHandle(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from kvcommon.messages.codec import (
     encode,
 )
 from kvcommon.messages.daemon import (
+    EVENTS,
     Attached,
     GroupHit,
     JobEnd,
@@ -47,6 +48,7 @@ from kvcommon.messages.scheduler import (
 from kvcommon.messages.shared import Heartbeat
 
 __all__ = [
+    "EVENTS",
     "PROTOCOL_VERSION",
     "Attach",
     "Attached",

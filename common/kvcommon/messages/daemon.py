@@ -6,13 +6,17 @@ import msgspec
 
 from kvcommon.messages.base import Message
 
+#: Capability: the daemon waits for the device events in ``StepBegun`` and ``LayersComputed``.
+EVENTS = "events"
+
 
 class Attached(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The rank's memory is mapped, and the read-back check passed in both directions."""
 
     #: Process id of the daemon, for pidfd.
     pid: int
-    #: What the daemon can do with this device, for example ``direct`` (copies without staging).
+    #: What the daemon can do with this device: ``direct`` (copies without staging) or ``staging``,
+    #: and ``events``.
     capabilities: tuple[str, ...] = ()
     #: For a person: how this rank's namespace differs from the nearest that the daemon has served,
     #: one field per line; empty if it is the same or the first. A difference means no shared hits.

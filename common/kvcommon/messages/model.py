@@ -2,7 +2,7 @@
 
 from kvcommon.keys import Namespace
 from kvcommon.layout import CacheLayout
-from kvcommon.memory.handles import PageHandle, StorageHandle
+from kvcommon.memory.handles import MemoryProof, PageHandle, StorageHandle
 from kvcommon.messages.base import Message
 
 
@@ -25,6 +25,8 @@ class Attach(Message, frozen=True, kw_only=True, omit_defaults=True):
     namespace: Namespace
     #: The daemon may drop this rank when nothing of it was heard for so long (ms); 0: never.
     lease_ms: int = 0
+    #: To be read and answered before anything else, where the memory is a device's.
+    proof: MemoryProof | None = None
 
 
 class Detach(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,11 +41,16 @@ class StepBegun(Message, frozen=True, kw_only=True, omit_defaults=True):
     The gate of rule 5. Sent only for steps that have jobs.
     """
 
+    #: Device event that says so (``kvcommon.memory.clock``); empty: it is so already.
+    event: bytes = b""
+
 
 class LayersComputed(Message, frozen=True, kw_only=True, omit_defaults=True):
     """In ``step`` the first ``num_layers`` layers (layer-table order) are written."""
 
     num_layers: int
+    #: Device event that says so (``kvcommon.memory.clock``); empty: it is so already.
+    event: bytes = b""
 
 
 class CancelJobs(Message, frozen=True, kw_only=True, omit_defaults=True):

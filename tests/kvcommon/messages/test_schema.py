@@ -24,6 +24,7 @@ LEAVES: dict[type[mi.Type], str] = {
     mi.BytesType: "bytes",
     mi.FloatType: "float",
     mi.IntType: "int",
+    mi.NoneType: "none",
     mi.RawType: "raw",
     mi.StrType: "str",
 }

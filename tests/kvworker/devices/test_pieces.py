@@ -4,7 +4,7 @@ import pytest
 from kvcommon.errors import HandleError
 from kvcommon.layout import CacheLayout, GroupLayout
 from kvworker.devices.base import MappedStorage
-from kvworker.devices.pieces import GroupPieces, check_layout
+from kvworker.devices.pieces import GroupPieces, check_layout, copies
 from tests.kvworker.devices.layouts import (
     LAYOUTS,
     NUM_BLOCKS,
@@ -141,3 +141,31 @@ def test_a_storage_of_another_size_is_refused() -> None:
     layout = one_storage()
     with pytest.raises(HandleError, match="the layout says"):
         check_layout(layout, [MappedStorage(4096, layout.storage_bytes[0] + 1)])
+
+
+def test_whole_objects_side_by_side_are_copied_in_one_go() -> None:
+    pieces = pieces_of(layers_in_block())
+    size = pieces.object_bytes
+    base = pieces.span(0, NUM_LAYERS).pieces[0].address
+    hosts = [10_000, 10_000 + size, 10_000 + 2 * size, 90_000]
+    found = list(copies(pieces, range(NUM_LAYERS), [2, 3, 4, 5], hosts))
+    assert found == [(base + 2 * size, 10_000, 3 * size), (base + 5 * size, 90_000, size)]
+    # Neighbours on one side only.
+    scattered = list(copies(pieces, range(NUM_LAYERS), [4, 3], hosts[:2]))
+    assert [length for _, _, length in scattered] == [size, size]
+    assert list(copies(pieces, range(NUM_LAYERS), [], [])) == []
+
+
+def test_part_of_an_object_is_never_merged_with_its_neighbour() -> None:
+    pieces = pieces_of(layers_in_block())
+    found = list(copies(pieces, range(1), [2, 3], [10_000, 10_096]))
+    assert [length for _, _, length in found] == [96, 96]
+
+
+def test_a_layer_of_blocks_side_by_side_is_merged_where_its_objects_are_packed() -> None:
+    pieces = pieces_of(one_storage())
+    base = pieces.span(1, 2).pieces[0].address
+    # Hosts count from the start of the whole object: layer 1 begins at 96.
+    hosts = [10_000 - 96, 10_000, 10_096, 50_000]
+    found = list(copies(pieces, range(1, 2), [2, 3, 4, 6], hosts))
+    assert found == [(base + 2 * 96, 10_000, 3 * 96), (base + 6 * 96, 50_096, 96)]

@@ -30,7 +30,7 @@ class LateStore(MemoryStore):
             raise self._failures.pop(0)
         super().open()
 
-    def register(self, address: int, size: int) -> bool:
+    def register(self, address: int, size: int, location: str = "cpu") -> bool:
         self.registered.append((address, size))
         return True
 

@@ -86,13 +86,13 @@ class OddStore(MemoryStore):
             self.arrived.set()
             assert self.resume.wait(PATIENCE_S)
 
-    def register(self, address: int, size: int) -> bool:
+    def register(self, address: int, size: int, location: str = "cpu") -> bool:
         if len(self.registered) >= self.raise_from:
             raise RuntimeError("register: as the test wished")
         if len(self.registered) >= self.refuse_from:
             return False
         self.registered[address] = size
-        return super().register(address, size)
+        return super().register(address, size, location)
 
     def unregister(self, address: int) -> None:
         del self.registered[address]

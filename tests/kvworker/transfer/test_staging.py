@@ -3,9 +3,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvcommon.errors import HandleError
-from kvworker.devices.base import MappedStorage
+from kvworker.devices.base import HOST_ALIGNMENT, HostStaging, MappedStorage
 from kvworker.devices.pieces import GroupPieces
-from kvworker.transfer.staging import ALIGNMENT, Staging
+from kvworker.transfer.staging import Staging
 from tests.kvworker.devices.layouts import NUM_LAYERS, one_storage
 from tests.kvworker.transfer.rig import OddStore
 
@@ -18,13 +18,13 @@ def pieces() -> GroupPieces:
 
 @pytest.fixture
 def staging() -> Iterator[Staging]:
-    made = Staging(1000)
+    made = Staging(HostStaging(1000))
     yield made
     made.close()
 
 
 def test_the_buffer_is_aligned_and_all_of_it_can_be_used(staging: Staging) -> None:
-    assert staging.address % ALIGNMENT == 0
+    assert staging.address % HOST_ALIGNMENT == 0
     start = staging.address
     slots = staging.slots(250, 4)
     assert slots == [start, start + 250, start + 500, start + 750]
@@ -37,7 +37,7 @@ def test_whole_objects_go_together_while_they_fit(staging: Staging, pieces: Grou
 
 
 def test_layers_go_one_by_one_where_an_object_does_not_fit(pieces: GroupPieces) -> None:
-    small = Staging(200)
+    small = Staging(HostStaging(200))
     rounds = list(small.rounds(pieces, 1, 3, 3))
     assert rounds == [(1, 3, range(1)), (1, 3, range(1, 2)), (1, 3, range(2, 3))]
     rounds = list(small.rounds(pieces, 0, 3, 3))
@@ -46,18 +46,18 @@ def test_layers_go_one_by_one_where_an_object_does_not_fit(pieces: GroupPieces) 
 
 
 def test_a_layer_that_is_larger_than_the_buffer_is_refused() -> None:
-    small = Staging(95)
+    small = Staging(HostStaging(95))
     with pytest.raises(HandleError, match=r"model\.layers\.0 has 96 bytes"):
         small.check_fits(one_storage())
     small.close()
-    exact = Staging(96)
+    exact = Staging(HostStaging(96))
     exact.check_fits(one_storage())
     exact.close()
 
 
 def test_it_is_registered_once_and_unregistered_at_the_end() -> None:
     store = OddStore()
-    staging = Staging(1000)
+    staging = Staging(HostStaging(1000))
     staging.register(store)
     staging.register(store)
     assert store.registered == {staging.address: 1000}
