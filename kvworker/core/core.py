@@ -100,10 +100,12 @@ class WorkerCore:
         if isinstance(body, Detach):
             self._parts.attachments.lost(engine, reasons.CANCELLED)
         elif isinstance(body, StepBegun):
+            engine.progress.event = body.event
             engine.progress.begun = max(engine.progress.begun, body.step)
             self._parts.loads.model_moved(engine)
             self._parts.saves.model_moved(engine)
         elif isinstance(body, LayersComputed):
+            engine.progress.event = body.event
             engine.progress.note_computed(body.step, body.num_layers)
             self._parts.saves.model_moved(engine)
         elif isinstance(body, CancelJobs):

@@ -22,11 +22,15 @@ class Progress:
     begun: int = 0
     #: Step → layers written, of the last steps.
     computed: dict[int, int] = field(default_factory=dict)
+    #: Device event of the newest message: what all of them say is so once it is reached. The
+    #: stream that it stands in is in order, so a newer event covers every older one.
+    event: bytes = b""
 
     def reset(self) -> None:
         """Forget everything: another incarnation counts its steps anew."""
         self.begun = 0
         self.computed.clear()
+        self.event = b""
 
     def note_computed(self, step: int, num_layers: int) -> None:
         """Remember that the first ``num_layers`` layers of ``step`` are written."""
