@@ -150,12 +150,7 @@ class ServerProcess:
 
     def members(self) -> list[psutil.Process]:
         """Return the processes of its group that run now, itself included."""
-        found = []
-        for pid in psutil.pids() if self.pid else ():
-            with contextlib.suppress(OSError, psutil.Error):
-                if os.getpgid(pid) == self.pid:
-                    found.append(psutil.Process(pid))
-        return found
+        return _group_members(self.pid) if self.pid else []
 
     def note_shm(self) -> None:
         """Remember which files of /dev/shm its processes have mapped now."""
@@ -202,12 +197,9 @@ class ServerProcess:
     def _gone(process: "subprocess.Popen[bytes]", group: int, wait_s: float) -> bool:
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
-            if process.poll() is not None:
-                try:
-                    os.killpg(group, 0)
-                except ProcessLookupError:
-                    return True
-            time.sleep(0.02)
+            if process.poll() is not None and not _group_members(group):
+                return True
+            time.sleep(0.05)
         return False
 
     def leftovers(self) -> list[str]:
@@ -303,6 +295,19 @@ class DaemonProcess(ServerProcess):
             probe.connect(self.socket_path)
             return True
         return False
+
+
+def _group_members(group: int) -> list[psutil.Process]:
+    """Return the processes of a group. Not the dead that nobody has reaped yet: where the first
+    process of a container is no init, orphans may stay like that."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getpgid(pid) == group:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return found
 
 
 def _die_with_parent() -> None:
