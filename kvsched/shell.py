@@ -148,10 +148,9 @@ class SchedulerShell:
         """``get_num_new_matched_tokens``. Waits at most ``lookup_wait_ms`` per step, all told."""
         if request.request_id not in self._requests:
             self._add(request)
+        # Asking is recorded; looking first saves most repetitions.
+        self._poll()
         answer = self._ask(request, num_local_tokens)
-        if answer.num_tokens is None:
-            self._poll()
-            answer = self._ask(request, num_local_tokens)
         while answer.num_tokens is None and self._wait_left_ms > 0 and self._ranks is not None:
             started = time.monotonic()
             heard = self._ranks.wait(0, self._wait_left_ms)
