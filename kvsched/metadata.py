@@ -14,21 +14,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvsched.core.commands import TellModel
+from kvsched.ranks import RankInfo
 
-
-class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's model side tells the scheduler side at start (handshake metadata)."""
-
-    #: Position among all ranks of the engine: pipeline stages first, then tensor ranks.
-    rank: int
-    endpoint: str
-    device: str
-    #: Namespace fingerprint of the rank.
-    fingerprint: str
-    #: Bytes of one stored object of this rank, all groups summed.
-    object_bytes: int
-    block_size: int
-    num_blocks: int
+__all__ = [
+    "RankHandshake",
+    "RankInfo",
+    "StepMetadata",
+    "StepReport",
+    "rank_handshake",
+    "read_rank_handshake",
+    "read_step_metadata",
+    "step_metadata",
+]
 
 
 @dataclass

@@ -73,11 +73,12 @@ class ModelSide:
             return
         tell = self._tell = read_step_metadata(metadata)
         self._loads = tuple(load for load in tell.loads if load.layerwise)
-        self._deadline_ns = time.monotonic_ns() + self._timeout_ns
+        now_ns = time.monotonic_ns()
+        self._deadline_ns = now_ns + self._timeout_ns
         self._num_loaded = self._num_computed = 0
         self._saving = tell.saves
         self._reporting = True
-        self._async.add(load for load in tell.loads if not load.layerwise)
+        self._async.add((load for load in tell.loads if not load.layerwise), now_ns)
         if tell.cancel:
             self._say(CancelJobs(step=tell.step, job_ids=tell.cancel))
         if tell.loads or tell.saves:

@@ -87,9 +87,9 @@ class AsyncLoads:
         """Number of loads not reported yet."""
         return len(self._open)
 
-    def add(self, loads: Iterable[ModelLoad]) -> None:
+    def add(self, loads: Iterable[ModelLoad], now_ns: int) -> None:
         """These loads have been planned."""
-        deadline_ns = time.monotonic_ns() + self._timeout_ns
+        deadline_ns = now_ns + self._timeout_ns
         for load in loads:
             self._open[load.job_id] = (load, deadline_ns)
 

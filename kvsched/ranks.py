@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import zmq
 
 from kvcommon.ids import EngineId, Epoch
@@ -39,7 +40,6 @@ from kvsched.core.events import (
     StoreChanged,
 )
 from kvsched.link import DaemonLink, LinkChange, ProcessWatch
-from kvsched.metadata import RankInfo
 
 logger = logging.getLogger("vllm.kvferry.ranks")
 
@@ -52,15 +52,30 @@ _REFUSED_NS = 10_000_000_000
 Emit = Callable[[SchedEvent, str], None]
 
 
+class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank's model side tells the scheduler side at start (handshake metadata)."""
+
+    #: Position among all ranks of the engine: pipeline stages first, then tensor ranks.
+    rank: int
+    endpoint: str
+    device: str
+    #: Namespace fingerprint of the rank.
+    fingerprint: str
+    #: Bytes of one stored object of this rank, all groups summed.
+    object_bytes: int
+    block_size: int
+    num_blocks: int
+
+
 class Rank:
     """One rank's daemon."""
 
-    def __init__(self, info: RankInfo, link: DaemonLink) -> None:
+    def __init__(self, info: RankInfo, link: DaemonLink, watch: ProcessWatch) -> None:
         """Start out unconnected."""
         self.info = info
         self.link = link
         #: The daemon's process, once it has said who it is.
-        self.watch = ProcessWatch(0)
+        self.watch = watch
         self.epoch = 0
         #: A connection was seen at least once, so that the next one is a reconnection.
         self.connected = False
@@ -87,6 +102,8 @@ class Ranks:
         open_jobs: Callable[[int], tuple[int, ...]],
         heartbeat_ms: float,
         on_welcome: Callable[[Welcome], None],
+        watch: Callable[[int], ProcessWatch] = ProcessWatch,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Open a conversation with each rank's daemon (it need not be there yet).
 
@@ -99,6 +116,8 @@ class Ranks:
             open_jobs: The jobs that the core believes open on a rank.
             heartbeat_ms: How often to say something while we are being called at all.
             on_welcome: Is shown every ``Welcome`` before the core is told.
+            watch: Watches a process by its id.
+            now_ns: Monotonic clock.
         """
         self._engine = engine
         self._epoch = epoch
@@ -106,15 +125,17 @@ class Ranks:
         self._open_jobs = open_jobs
         self._heartbeat_ns = int(heartbeat_ms * 1e6)
         self._on_welcome = on_welcome
+        self._watch_process = watch
+        self._now_ns = now_ns
         self._identities = tuple(
             RankIdentity(rank=info.rank, fingerprint=info.fingerprint) for info in infos
         )
         self._ranks = [
-            Rank(info, DaemonLink(context, info.endpoint, info.rank, "scheduler"))
+            Rank(info, DaemonLink(context, info.endpoint, info.rank, "scheduler"), watch(0))
             for info in infos
         ]
         for rank in self._ranks:
-            self._reopen(rank, time.monotonic_ns())
+            self._reopen(rank, now_ns())
 
     @property
     def identities(self) -> tuple[RankIdentity, ...]:
@@ -125,13 +146,13 @@ class Ranks:
         """Say something to the daemon of rank ``index``; a full queue is a lost daemon."""
         rank = self._ranks[index]
         if rank.link.send(body, cause):
-            rank.sent_at = time.monotonic_ns()
+            rank.sent_at = self._now_ns()
         elif not rank.suspect:
             self._lost(rank, "its queue is full or closed")
 
     def poll(self) -> None:
         """Take in everything that has arrived, without waiting."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         for rank in self._ranks:
             self._poll_changes(rank, now_ns)
             self._poll_messages(rank, now_ns)
@@ -201,7 +222,7 @@ class Ranks:
         epoch = rank.link.daemon_epoch
         if epoch != rank.epoch:
             rank.watch.close()
-            rank.watch = ProcessWatch(message.pid)
+            rank.watch = self._watch_process(message.pid)
             rank.epoch = epoch
         rank.suspect = False
         rank.refused = ""
@@ -252,7 +273,7 @@ class Ranks:
     def _tell_lost(self, rank: Rank, *, dead: bool, reason: str) -> None:
         self._emit(
             DaemonLost(
-                now_ns=time.monotonic_ns(), rank=rank.info.rank, dead=dead, reason=reason
+                now_ns=self._now_ns(), rank=rank.info.rank, dead=dead, reason=reason
             ),
             "",
         )

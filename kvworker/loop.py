@@ -37,8 +37,10 @@ class Loop:
         watch: ProcessWatch,
         inbox: Inbox,
         heartbeat_ms: float,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.now_ns = time.monotonic_ns()
+        self._clock_ns = clock_ns
+        self.now_ns = clock_ns()
         self._talk = talk
         self._machinery = machinery
         self._watch = watch
@@ -49,7 +51,7 @@ class Loop:
     @property
     def wait_ms(self) -> int:
         """How long the poll may wait, milliseconds, rounded up."""
-        return -(min(0, time.monotonic_ns() - self._next_tick_ns) // _NS_PER_MS)
+        return -(min(0, self._clock_ns() - self._next_tick_ns) // _NS_PER_MS)
 
     def turn(self, descriptors: Sequence[int], answer: Callable[[Asked], None]) -> bool:
         """Handle what is waiting: dead processes, messages, answers of the executor, time.
@@ -61,7 +63,7 @@ class Loop:
         Returns:
             True if this turn was a tick (a few times a second).
         """
-        self.now_ns = time.monotonic_ns()
+        self.now_ns = self._clock_ns()
         for descriptor in descriptors:
             name = self._watch.ended(descriptor)
             if isinstance(name, PeerKey):
@@ -70,7 +72,7 @@ class Loop:
         for heard in self._talk.receive(_BATCH, self.now_ns):
             self._hear(heard, answer)
         # What the threads have posted meanwhile has happened before now, not before this turn.
-        self.now_ns = time.monotonic_ns()
+        self.now_ns = self._clock_ns()
         for event in self._inbox.take():
             # The core's clock is when we saw it, and never goes back.
             self._tell(msgspec.structs.replace(event, now_ns=self.now_ns))
