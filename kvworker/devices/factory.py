@@ -1,29 +1,44 @@
-"""The one place that knows which device adapters exist."""
+"""The one place that knows which device adapters exist. Each is loaded when it is asked for."""
 
 from collections.abc import Callable
 
 from kvcommon.errors import ConfigError
 from kvworker.devices.base import Device
-from kvworker.devices.cpu import CpuDevice
 
-#: Adapters of this build, by the kind in a device's name.
-_ADAPTERS: dict[str, Callable[[str], Device]] = {"cpu": CpuDevice}
-#: Kinds that vLLM knows and this build cannot serve.
-_WITHOUT_ADAPTER = ("npu", "cuda")
+
+def _cpu(name: str) -> Device:
+    from kvworker.devices.cpu import CpuDevice
+
+    return CpuDevice(name)
+
+
+def _npu(name: str) -> Device:
+    from kvworker.devices.npu import open_npu
+
+    return open_npu(name)
+
+
+def _cuda(name: str) -> Device:
+    from kvworker.devices.cuda import open_cuda
+
+    return open_cuda(name)
+
+
+#: Adapters by the kind in a device's name.
+_ADAPTERS: dict[str, Callable[[str], Device]] = {"cpu": _cpu, "cuda": _cuda, "npu": _npu}
 
 
 def make_device(name: str) -> Device:
-    """Make the adapter of a device, for example ``cpu:0``.
+    """Open a device, for example ``cpu:0`` or ``npu:3``; the number is the card's physical one.
 
     Raises:
-        ConfigError: no device name, or a kind that this build cannot serve; says which it can.
+        ConfigError: no device name, an unknown kind, or a device whose software or card is missing.
     """
     kind, colon, index = name.partition(":")
     supported = ", ".join(f"{kind}:<n>" for kind in sorted(_ADAPTERS))
     adapter = _ADAPTERS.get(kind)
     if adapter is None:
-        why = "this build has no adapter for it yet" if kind in _WITHOUT_ADAPTER else "unknown kind"
-        raise ConfigError(f"device {name!r}: {why}; supported: {supported}")
+        raise ConfigError(f"device {name!r}: unknown kind; supported: {supported}")
     if not colon or not (index.isascii() and index.isdigit()):
         raise ConfigError(f"device {name!r}: the number is missing; supported: {supported}")
     return adapter(name)

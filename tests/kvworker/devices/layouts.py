@@ -3,6 +3,7 @@
 import ctypes
 import os
 import random
+from collections.abc import Sequence
 
 from kvcommon.layout import CacheLayout, GroupLayout, Layer, Plane
 from kvcommon.memory.cpu import Mapped, map_handle
@@ -79,6 +80,23 @@ LAYOUTS = {
 }
 
 
+def block_in(
+    layout: CacheLayout,
+    memories: Sequence[bytes | memoryview],
+    block: int,
+    layers: range = range(NUM_LAYERS),
+    group: int = 0,
+) -> bytes:
+    """The bytes of a block as an object holds them, addressed the slow and obvious way."""
+    out = b""
+    for index in layers:
+        for part in layout.groups[group].layers[index].planes:
+            for start, length in part.segments:
+                at = part.offset + block * part.block_stride + start
+                out += bytes(memories[part.storage][at : at + length])
+    return out
+
+
 class Cache:
     """KV memory of an engine: storages in shared memory, addressed the slow and obvious way."""
 
@@ -99,14 +117,7 @@ class Cache:
 
     def block(self, block: int, layers: range = range(NUM_LAYERS), group: int = 0) -> bytes:
         """The bytes of a block as an object holds them."""
-        memories = self.memories
-        out = b""
-        for index in layers:
-            for part in self.layout.groups[group].layers[index].planes:
-                for start, length in part.segments:
-                    at = part.offset + block * part.block_stride + start
-                    out += bytes(memories[part.storage][at : at + length])
-        return out
+        return block_in(self.layout, self.memories, block, layers, group)
 
     def everything(self) -> list[bytes]:
         return [bytes(memory) for memory in self.memories]

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from kvcommon.errors import ConfigError
@@ -12,15 +14,20 @@ def test_a_cpu_device_is_made() -> None:
     assert device.direct
 
 
-@pytest.mark.parametrize("name", ["npu:0", "cuda:1"])
-def test_kinds_without_an_adapter_are_named_as_such(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"no adapter for it yet; supported: cpu:<n>"):
+@pytest.mark.parametrize(("name", "missing"), [("npu:0", "torch_npu"), ("cuda:1", "torch")])
+def test_a_device_whose_software_is_missing_says_which_extra_to_install(
+    name: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a machine without it, whatever this one has.
+    monkeypatch.setitem(sys.modules, missing, None)
+    kind = name.partition(":")[0]
+    with pytest.raises(ConfigError, match=rf"device {name}: .*pip install 'kvferry\[{kind}\]'"):
         make_device(name)
 
 
 @pytest.mark.parametrize("name", ["", "tpu:0", "CPU:0", ":0"])
 def test_unknown_kinds_are_refused_with_what_is_supported(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"unknown kind; supported: cpu:<n>"):
+    with pytest.raises(ConfigError, match=r"unknown kind; supported: cpu:<n>, cuda:<n>, npu:<n>"):
         make_device(name)
 
 
