@@ -117,9 +117,9 @@ def test_another_segment_can_be_preferred(shared_master: LocalMaster, connect: C
     owner = connect(shared_master)
     other = connect(shared_master, preferred_segment=owner._client.hostname())
     source = _arena(other, seed=4)
-    put(other, source, "there")
-    assert owner.is_local(["there"])
-    assert not other.is_local(["there"])
+    put(other, source, "elsewhere")
+    assert owner.is_local(["elsewhere"])
+    assert not other.is_local(["elsewhere"])
 
 
 def test_memory_that_is_not_there_fails(shared_master: LocalMaster, connect: Connect) -> None:
