@@ -15,11 +15,12 @@ from kvcommon.endpoints import daemon_endpoint, run_dir
 from kvcommon.errors import ConfigError
 from kvcommon.ids import EngineId, new_epoch
 from kvcommon.keys import fingerprint
-from kvcommon.memory.cpu import export_storages, local_handles
+from kvcommon.memory.export import make_exporter
 from kvcommon.memory.page import ProgressPage
 from kvcommon.messages import Attach
 from kvsched import compat
 from kvsched.attachment import Attachment
+from kvsched.clocked import ClockedDataLink
 from kvsched.core.core import CoreConfig
 from kvsched.link import DaemonLink
 from kvsched.metadata import RankHandshake, RankInfo, rank_handshake
@@ -100,11 +101,12 @@ def build_model_side(
         ],
     )
     served = layout.groups[0]
-    device = compat.device_name(storages[0].device, where.local_rank)
+    inline = config.mode == "inline"
+    exporter = make_exporter(storages, inline=inline)
+    device = exporter.device or compat.device_name(storages[0].device, where.local_rank)
     identity = compat.namespace(
         vllm_config, group, where, layout_digest(served), config.label
     )
-    inline = config.mode == "inline"
     page, epoch = ProgressPage.create(), new_epoch()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     if inline:
@@ -113,29 +115,35 @@ def build_model_side(
         near = far = rank_endpoint(config, device, where.rank)
 
     def export() -> Attach:
-        handles = local_handles(storages) if inline else export_storages(storages)
+        exporter.bind_thread()
         return Attach(
             pid=os.getpid(),
             device=device,
-            storages=handles,
+            storages=exporter.handles(),
             layout=layout,
             page=page.handle,
             namespace=identity,
             lease_ms=int(config.lease_ms),
+            proof=exporter.proof(),
         )
 
-    # Re-homing moves the memory, so it happens here, before any step, and not in the thread; what
-    # the thread exports again later is the same file.
-    export()
+    # What moves the memory happens here, before any step, and not in the thread.
+    exporter.prepare()
 
     def link(role: str) -> Callable[[], DaemonLink]:
         return lambda: DaemonLink(context, near, where.rank, role)
 
-    attachment = Attachment(link("model"), engine, epoch, export, page, config.heartbeat_ms)
+    attachment = Attachment(
+        link("model"), engine, epoch, export, page, config.heartbeat_ms, exporter.proven
+    )
+    clock = exporter.clock(2 * len(served.layers) + 2)
+    data = link("data")()
     model = ModelSide(
         attachment,
         page,
-        DataLink(link("data")(), engine, epoch),
+        DataLink(data, engine, epoch)
+        if clock is None
+        else ClockedDataLink(data, engine, epoch, clock, attachment),
         tuple(layer.name for layer in served.layers),
         config.load_timeout_ms,
     )

@@ -13,13 +13,16 @@ from collections.abc import Callable
 from kvcommon.ids import EngineId, Epoch
 from kvcommon.memory.page import ProgressPage, expected_answer
 from kvcommon.messages import Attach, Attached, Detach, Heartbeat, JobsEnded, Refused
-from kvsched.link import DaemonLink, LinkChange, ProcessWatch
+from kvsched.link import DaemonLink, LinkChange
 
 logger = logging.getLogger("vllm.kvferry.attachment")
 
 #: After a refusal that says trying again will not help.
 _REFUSED_S = 10.0
 _BROKEN_S = 0.1
+#: How long a daemon may take to let go of our memory when we leave.
+_RELEASE_S = 1.0
+_RELEASE_NAP_MS = 5.0
 
 
 class Attachment:
@@ -30,9 +33,11 @@ class Attachment:
         make_link: Callable[[], DaemonLink],
         engine: EngineId,
         epoch: Epoch,
+        *,
         export: Callable[[], Attach],
         page: ProgressPage,
         heartbeat_ms: float,
+        proven: Callable[[], bool] = lambda: True,
     ) -> None:
         """Start the thread.
 
@@ -43,6 +48,7 @@ class Attachment:
             export: Exports the memory afresh; called once per attach.
             page: The progress page, for the read-back check.
             heartbeat_ms: How often to say something.
+            proven: Says whether the daemon has answered in the memory itself, where it is asked to.
         """
         self._make_link = make_link
         self._engine = engine
@@ -50,11 +56,13 @@ class Attachment:
         self._export = export
         self._page = page
         self._heartbeat_s = heartbeat_ms / 1e3
+        self._proven = proven
         self._stop = threading.Event()
         self._refused = ""
-        self._watch = ProcessWatch(0)
         #: The daemon has mapped our memory and is alive as far as we know.
         self.attached = False
+        #: What the daemon can do, of the newest attachment.
+        self.capabilities: tuple[str, ...] = ()
         #: Counts attachments; 0 before the first. A change means: reopen the data conversation.
         self.generation = 0
         self._thread = threading.Thread(target=self._run, name="kvferry-attach", daemon=True)
@@ -77,7 +85,6 @@ class Attachment:
             logger.exception("kvferry: attach thread ended; this engine serves without the cache")
         finally:
             link.close()
-            self._watch.close()
 
     def _converse(self, link: DaemonLink) -> float:
         """Hold one conversation until it breaks; returns how long to wait before the next."""
@@ -95,8 +102,10 @@ class Attachment:
                     link.send(Heartbeat())
             for change in link.changes():
                 if change is LinkChange.DISCONNECTED:
-                    logger.warning("kvferry: the daemon has gone; waiting for it to come back")
-                    return 0.0
+                    if self.attached:
+                        logger.warning("kvferry: the daemon has gone; waiting for it to come back")
+                    # Not at once: whoever is there may be hanging up on everybody.
+                    return _BROKEN_S
             while (message := link.receive()) is not None:
                 if isinstance(message, Attached):
                     self._attached(message)
@@ -107,14 +116,30 @@ class Attachment:
                 elif isinstance(message, JobsEnded):
                     logger.warning("kvferry: job ends on the control conversation; ignored")
         link.send(Detach(reason="the engine shuts down"))
+        self._wait_for_release(link)
         return 0.0
+
+    def _wait_for_release(self, link: DaemonLink) -> None:
+        """Wait until the daemon has let go of the memory: it must do so before we free it."""
+        deadline = time.monotonic() + _RELEASE_S
+        while self.attached and self._page.answered() and time.monotonic() < deadline:
+            link.wait(_RELEASE_NAP_MS)
+            while link.receive() is not None:
+                pass
+            if LinkChange.DISCONNECTED in link.changes():
+                return
 
     def _attached(self, message: Attached) -> None:
         if self._page.answered() != expected_answer(self._page.nonce):
             logger.error("kvferry: the daemon says it mapped our memory, but its mark is missing")
             return
-        self._watch.close()
-        self._watch = ProcessWatch(message.pid)
+        if not self._proven():
+            logger.error(
+                "kvferry: the daemon does not see this engine's device memory; it must run on the "
+                "same card"
+            )
+            return
+        self.capabilities = message.capabilities
         self._refused = ""
         self.generation += 1
         self.attached = True

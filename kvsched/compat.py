@@ -6,10 +6,15 @@ Versions are probed, never compared: a missing attribute means the older behavio
 import hashlib
 import json
 import os
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvcommon.errors import ConfigError
 from kvcommon.keys import Namespace
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 #: KV cache kinds whose blocks are a plain function of the token prefix. Subclasses of vLLM's
 #: ``FullAttentionSpec`` (MLA among them) count by their base.
@@ -38,7 +43,7 @@ class Placement(NamedTuple):
     local_rank: int
 
 
-def check_supported(vllm_config: Any) -> None:
+def check_supported(vllm_config: "VllmConfig") -> None:
     """Refuse what would be served wrongly.
 
     Raises:
@@ -63,7 +68,7 @@ def check_supported(vllm_config: Any) -> None:
         )
 
 
-def served_group(kv_cache_config: Any) -> Group:
+def served_group(kv_cache_config: "KVCacheConfig | None") -> Group:
     """Return the KV cache group.
 
     Raises:
@@ -88,18 +93,18 @@ def served_group(kv_cache_config: Any) -> Group:
     return Group(tuple(groups[0].layer_names), spec.block_size, kv_cache_config.num_blocks)
 
 
-def num_ranks(vllm_config: Any) -> int:
+def num_ranks(vllm_config: "VllmConfig") -> int:
     """Ranks of one engine: pipeline stages times tensor ranks."""
     parallel = vllm_config.parallel_config
     return int(parallel.pipeline_parallel_size * parallel.tensor_parallel_size)
 
 
-def rank_index(vllm_config: Any, key: tuple[int, ...]) -> int:
+def rank_index(vllm_config: "VllmConfig", key: tuple[int, ...]) -> int:
     """Position of a rank from the key of vLLM's handshake: (pp, tp), or Ascend's (pp, pcp, tp)."""
     return int(key[0] * vllm_config.parallel_config.tensor_parallel_size + key[-1])
 
 
-def placement(vllm_config: Any) -> Placement:
+def placement(vllm_config: "VllmConfig") -> Placement:
     """Where this worker process sits. Call on the worker, after vLLM set its groups up."""
     from vllm.distributed import parallel_state
 
@@ -113,19 +118,19 @@ def placement(vllm_config: Any) -> Placement:
     )
 
 
-def device_name(device: Any, local_rank: int) -> str:
+def device_name(device: "torch.device", local_rank: int) -> str:
     """Name the device of a KV tensor: its own index where it has one (never the rank)."""
     kind, index = device.type, device.index
     return f"{kind}:{local_rank if index is None else index}"
 
 
-def roles(vllm_config: Any) -> tuple[bool, bool]:
+def roles(vllm_config: "VllmConfig") -> tuple[bool, bool]:
     """(may load, may save), from ``kv_role``."""
     transfer = vllm_config.kv_transfer_config
     return bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
 
 
-def sync_load_is_safe(vllm_config: Any) -> bool:
+def sync_load_is_safe(vllm_config: "VllmConfig") -> bool:
     """A layerwise load may fail without wrong tokens.
 
     Not so with async scheduling or model runner V2 under the policy ``recompute``: the step in
@@ -138,7 +143,7 @@ def sync_load_is_safe(vllm_config: Any) -> bool:
 
 
 def namespace(
-    vllm_config: Any, group: Group, where: Placement, layout_digest: str, label: str
+    vllm_config: "VllmConfig", group: Group, where: Placement, layout_digest: str, label: str
 ) -> Namespace:
     """Identity of what this rank stores and loads."""
     model, cache, parallel = (
@@ -164,11 +169,20 @@ def namespace(
         flags=(
             f"quantization={model.quantization or 'none'}",
             f"config={_config_digest(model)}",
+            *_byte_order(vllm_config),
         ),
     )
 
 
-def _config_digest(model: Any) -> str:
+def _byte_order(vllm_config: Any) -> tuple[str, ...]:
+    """Ascend's MLA may keep the same shape in another order of bytes (FRACTAL_NZ)."""
+    additional = getattr(vllm_config, "additional_config", None)
+    if isinstance(additional, dict) and additional.get("enable_kv_nz"):
+        return ("kv_nz",)
+    return ()
+
+
+def _config_digest(model: "ModelConfig") -> str:
     """Digest the model's own configuration: RoPE scaling and the like change the KV bytes."""
     config = getattr(model, "hf_text_config", None) or model.hf_config
     plain = {name: value for name, value in config.to_dict().items() if name not in _UNRELATED}

@@ -4,6 +4,8 @@ One object per role: the SCHEDULER one drives ``SchedulerShell``, the WORKER one
 Every method is a line or two; see those two modules for what happens.
 """
 
+# ruff: noqa: ARG002, ARG003 (the parameters are those of vLLM's interface)
+
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvcommon.config import connector_config
 from kvcommon.ids import EngineId
+from kvcommon.memory.allocator import PlainAllocation
 from kvsched import compat
 from kvsched.assembly import build_model_side, core_config
 from kvsched.metadata import RankHandshake, StepMetadata, StepReport, read_rank_handshake
@@ -27,6 +30,8 @@ from kvsched.stats import KVFerryPromMetrics, KVFerryStats, StatsSource
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -62,6 +67,10 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
         self._model: ModelSide | None = None
         self._handshake: RankHandshake | None = None
         self._stats = StatsSource()
+        self._allocation: PlainAllocation | None = None
+        if role is KVConnectorRole.WORKER and self._config.mode == "daemon":
+            # The KV cache is allocated next.
+            self._allocation = PlainAllocation()
         if role is KVConnectorRole.SCHEDULER:
             core = core_config(self._config, vllm_config, self._group)
             self._shell = SchedulerShell(self._config, self._engine, core)
@@ -76,9 +85,13 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Export the KV cache and begin to attach; a daemon need not be there yet."""
-        self._model, self._handshake = build_model_side(
-            self._config, self._vllm, self._engine, self._group, kv_caches
-        )
+        try:
+            self._model, self._handshake = build_model_side(
+                self._config, self._vllm, self._engine, self._group, kv_caches
+            )
+        finally:
+            if self._allocation is not None:
+                self._allocation.close()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Tell the scheduler side where this rank's daemon is."""
@@ -96,7 +109,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
             self._model.clear()
         super().clear_connector_metadata()
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: object) -> None:
         """Nothing is started here: the daemon has the plan. See ``ModelSide.start_load``."""
         if self._model is not None:
             self._model.start_load()
@@ -107,7 +120,11 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
             self._model.wait_for_layer(layer_name)
 
     def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: "AttentionMetadata",
+        **kwargs: object,
     ) -> None:
         """Say that the layer is computed."""
         if self._model is not None:
@@ -197,6 +214,7 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
         """Keep stepping while jobs are open."""
         return self._shell is not None and self._shell.has_pending
 
+    @property
     def requires_kv_delivery(self) -> bool:
         """A cache may lose what it likes."""
         return False
@@ -216,12 +234,12 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVFerryStats:
         """Rebuild stats in the front end."""
-        return KVFerryStats(data=data or {})
+        return KVFerryStats(data=dict(data or {}))
 
     @classmethod
     def build_prom_metrics(
         cls,
-        vllm_config: Any,
+        vllm_config: "VllmConfig",
         metric_types: dict[Any, Any],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],

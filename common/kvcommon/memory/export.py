@@ -24,7 +24,7 @@ class Exporter(ABC):
     """Shares the storages of one rank, again for every attach. Keeps them alive.
 
     Threading: made by the thread that registers the KV cache; ``handles``, ``proof`` and ``proven``
-    are then called by the thread that attaches.
+    are then called by the thread that attaches, after ``bind_thread``.
     """
 
     #: The device as daemons are named, ``npu:3`` with the physical id; empty: the caller's choice.
@@ -37,6 +37,9 @@ class Exporter(ABC):
         Raises:
             HandleError: the memory cannot be shared.
         """
+
+    def bind_thread(self) -> None:  # noqa: B027 - the CPU has nothing to bind
+        """Make the device the calling thread's, which must be one of ours, not the model's."""
 
     @abstractmethod
     def handles(self) -> tuple[StorageHandle, ...]:
@@ -135,6 +138,10 @@ class DeviceExporter(Exporter):
         for handle in self.handles():
             # Nobody will import this handle: without this its counter would stay up for ever.
             release(handle.counter, handle.counter_slot)
+
+    def bind_thread(self) -> None:
+        """A thread without a device would take card 0, and memory on it."""
+        self._runtime.set_device(self._index)
 
     def handles(self) -> tuple[DeviceHandle, ...]:
         """Fresh handles: each may be imported once."""
