@@ -14,11 +14,12 @@ import msgspec
 
 import kvcommon
 from kvcommon.config import ConnectorConfig
-from kvcommon.eventlog import LogWriter, Recorder, make_header
+from kvcommon.eventlog import LogSink, Recorder, RingWriter, make_header, open_sink
 from kvcommon.ids import EngineId, Epoch
+from kvcommon.messages import JobOutcome
 from kvsched.core.commands import SchedCommand
 from kvsched.core.core import CoreConfig, SchedCore
-from kvsched.core.events import SchedEvent
+from kvsched.core.events import DaemonLost, JobsReported, SchedEvent, StoreChanged
 
 #: Events kept while no daemon has said where to log; past that the log is given up.
 MAX_WAITING = 4096
@@ -26,13 +27,26 @@ MAX_WAITING = 4096
 Record = tuple[int, str, msgspec.Struct, Sequence[msgspec.Struct], str]
 
 
+def alarm(event: msgspec.Struct, _commands: Sequence[msgspec.Struct]) -> str:
+    """Say why an event is a reason to write a log that is kept in memory; empty: it is none."""
+    if isinstance(event, DaemonLost):
+        return f"daemon of rank {event.rank} lost: {event.reason}"
+    if isinstance(event, StoreChanged) and not event.up:
+        return f"store down: {event.reason}"
+    if isinstance(event, JobsReported):
+        for end in event.ends:
+            if end.outcome is JobOutcome.FAILED:
+                return f"job {end.job_id} failed on rank {event.rank}: {end.reason}"
+    return ""
+
+
 class WaitingWriter:
-    """Stands in for a ``LogWriter`` until a directory is known, or for ever."""
+    """Stands in for a log until a directory is known, or for ever."""
 
     def __init__(self) -> None:
         """Start with nothing waiting."""
         self._waiting: list[Record] | None = []
-        self.writer: LogWriter | None = None
+        self.writer: LogSink | None = None
         #: Something was written since the last flush.
         self.dirty = False
 
@@ -59,12 +73,15 @@ class WaitingWriter:
         return self.writer is None and self._waiting is not None
 
     def flush(self) -> None:
-        """Hand buffered records to the operating system: an engine may be killed any time."""
-        if self.writer is not None and self.dirty:
+        """Hand buffered records to the operating system: an engine may be killed any time.
+
+        A log that is kept in memory looks here whether somebody wants it written.
+        """
+        if self.writer is not None and (self.dirty or isinstance(self.writer, RingWriter)):
             self.dirty = False
             self.writer.flush()
 
-    def begin(self, writer: LogWriter) -> None:
+    def begin(self, writer: LogSink) -> None:
         """Write what waited, and from now on directly."""
         for record in self._waiting or ():
             writer.record(*record)
@@ -92,6 +109,7 @@ class SchedulerLog:
             versions={"kvferry": kvcommon.__version__, "python": platform.python_version()},
             info={"engine": engine},
         )
+        self._options = config.log_options
         self._waiting = WaitingWriter()
         self._recorder = Recorder[SchedEvent, SchedCommand](
             self.core, self._waiting, name, validate=config.validate
@@ -108,7 +126,7 @@ class SchedulerLog:
     def offer(self, directory: str) -> None:
         """Log to this directory unless a log is open already; empty: nothing offered."""
         if directory and self._waiting.wants:
-            self._waiting.begin(LogWriter(Path(directory), self._header))
+            self._waiting.begin(open_sink(Path(directory), self._header, self._options, alarm))
             self.place = directory
 
     def handle(self, event: SchedEvent, cause: str = "") -> Sequence[SchedCommand]:

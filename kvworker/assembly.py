@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from kvcommon import __version__
 from kvcommon.config import DaemonConfig, mooncake_config
-from kvcommon.eventlog import LogWriter, Recorder, make_header
+from kvcommon.eventlog import LogSink, Recorder, make_header, open_sink
 from kvcommon.sizes import parse_size
+from kvworker.alarm import alarm
 from kvworker.core.commands import WorkerCommand
 from kvworker.core.core import CoreConfig, WorkerCore
 from kvworker.core.events import WorkerEvent
@@ -37,7 +38,7 @@ class Machinery(NamedTuple):
     store: OpeningStore
     core: WorkerCore
     recorder: "Recorder[WorkerEvent, WorkerCommand]"
-    writer: LogWriter | None
+    writer: LogSink | None
     executor: Executor
 
 
@@ -97,7 +98,7 @@ def assemble(
             versions={"kvferry": __version__, "python": platform.python_version()},
             info={"device": config.device, "store": store.name},
         )
-        writer = LogWriter(Path(log), header)
+        writer = open_sink(Path(log), header, config.log_options, alarm)
     core = WorkerCore(core_config)
     recorder = Recorder[WorkerEvent, WorkerCommand](core, writer, name, validate=config.validate)
     executor = Executor(device, store, post, time.monotonic_ns, save_nice=config.save_nice)

@@ -30,6 +30,13 @@ class StoreKind(str, enum.Enum):
     MEMORY = "memory"
 
 
+class LogMode(str, enum.Enum):
+    """How an event log is kept."""
+
+    ON = "on"
+    RING = "ring"
+
+
 class LogLevel(str, enum.Enum):
     """How much the daemon logs."""
 
@@ -77,6 +84,19 @@ def serve(  # noqa: PLR0917 (typer passes them by name)
     event_log: Annotated[
         str, typer.Option(help="Directory for the event log (kvreplay reads it); empty: none.")
     ] = "",
+    event_log_mode: Annotated[
+        LogMode,
+        typer.Option(help="ring: keep the log in memory; write it on a failure or `dump`."),
+    ] = LogMode.ON,
+    event_log_ring_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that a ring keeps.")
+    ] = 30.0,
+    event_log_redact: Annotated[
+        bool, typer.Option("--event-log-redact", help="Hash request ids in the log.")
+    ] = False,
+    event_log_compress: Annotated[
+        bool, typer.Option("--event-log-compress", help="Compress closed files of the log.")
+    ] = False,
     validate: Annotated[
         bool, typer.Option("--validate", help="Check every invariant after each event (slow).")
     ] = False,
@@ -108,6 +128,10 @@ def serve(  # noqa: PLR0917 (typer passes them by name)
             run_dir=run_dir,
             endpoint=endpoint,
             event_log=event_log,
+            event_log_mode=event_log_mode.value,
+            event_log_ring_s=event_log_ring_s,
+            event_log_redact=event_log_redact,
+            event_log_compress=event_log_compress,
             validate=validate,
             save_nice=save_nice,
         )
@@ -151,6 +175,38 @@ def status(
     from kvworker.tables import print_status
 
     print_status(answer)
+
+
+@app.command()
+def dump(
+    device: Device = "",
+    run_dir: RunDir = "",
+    endpoint: Endpoint = "",
+    directory: Annotated[
+        str, typer.Option("--event-log", help="Directory of the logs; default: ask the daemon.")
+    ] = "",
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the files.")
+    ] = 3.0,
+) -> None:
+    """Write event logs that are kept in memory (ring), of the daemon and the engines beside it."""
+    from kvcommon.endpoints import daemon_endpoint
+    from kvcommon.endpoints import run_dir as find_run_dir
+    from kvcommon.errors import ConfigError
+    from kvworker.ask import ask_status
+    from kvworker.dump import write_logs
+
+    if not endpoint and not device and not directory:
+        _fail("say which daemon: --device (for example cpu:0), --endpoint or --event-log")
+    try:
+        if not directory:
+            place = endpoint or daemon_endpoint(find_run_dir(run_dir), device)
+            directory = ask_status(place, timeout_s).event_log
+        found = write_logs(directory, timeout_s)
+    except ConfigError as error:
+        _fail(str(error))
+    for path in found:
+        typer.echo(path)
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,20 +1,24 @@
 """``kvworker serve``: one daemon as the whole of its process.
 
+SIGUSR1 asks every event log of the directory that is kept in memory to be written.
 Exit status: 0 after SIGTERM or SIGINT, 2 for anything the user must change, 1 for a fault of ours
 (the supervisor restarts it).
 """
 
+import contextlib
 import faulthandler
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from kvcommon.config import DaemonConfig
 from kvcommon.errors import ConfigError, HandleError, StoreError
+from kvcommon.eventlog import ask_for_dumps
 from kvworker.shell import CLOSE_DEADLINE_S, Daemon
 
 logger = logging.getLogger("kvferry.worker")
@@ -38,6 +42,7 @@ def serve(
     daemon = Daemon(config, metrics_port=metrics_port)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _stopper(daemon))
+    signal.signal(signal.SIGUSR1, _dumper(config.event_log))
     code = EXIT_OK
     try:
         daemon.start(wait_for_store=wait_for_store)
@@ -64,6 +69,15 @@ def arm() -> None:
     Mooncake's ``close`` holds the GIL, for 30 s if the master is frozen; this watchdog needs none.
     """
     faulthandler.dump_traceback_later(2 * CLOSE_DEADLINE_S, exit=True)
+
+
+def _dumper(directory: str) -> Callable[[int, FrameType | None], None]:
+    def handle(_signum: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):
+            if directory:
+                ask_for_dumps(Path(directory))
+
+    return handle
 
 
 def _stopper(daemon: Daemon) -> Callable[[int, FrameType | None], None]:

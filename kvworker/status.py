@@ -34,4 +34,5 @@ def describe(
         engines=core.engines,
         recent=core.recent,
         metrics=metrics,
+        event_log=machinery.core.config.event_log,
     )

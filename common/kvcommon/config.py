@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from kvcommon.errors import ConfigError
+from kvcommon.eventlog import LogOptions
 from kvcommon.sizes import parse_size
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 PositiveMs = Annotated[float, msgspec.Meta(gt=0)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 StoreName = Literal["memory", "mooncake"]
@@ -58,6 +60,14 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     label: str = ""
     #: Directory for the scheduler side's event log; empty: none.
     event_log: str = ""
+    #: ``on``: every event goes to the log; ``ring``: the last ``event_log_ring_s`` seconds are kept
+    #: in memory, and written when something fails or ``kvworker dump`` asks.
+    event_log_mode: Literal["on", "ring"] = "on"
+    event_log_ring_s: PositiveSeconds = 30.0
+    #: Hash request ids in the log.
+    event_log_redact: bool = False
+    #: Compress closed files of the log.
+    event_log_compress: bool = False
     #: Check every invariant after every event (slow).
     validate: bool = False
     #: Inline mode: the store, Mooncake's JSON file, and the size of the ``memory`` store.
@@ -69,6 +79,16 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def memory_limit_bytes(self) -> int:
         """``memory_limit`` in bytes; raises ``ConfigError`` if it is no size."""
         return parse_size(self.memory_limit)
+
+    @property
+    def log_options(self) -> LogOptions:
+        """How the event log is kept."""
+        return LogOptions(
+            mode=self.event_log_mode,
+            ring_s=self.event_log_ring_s,
+            redact=self.event_log_redact,
+            compress=self.event_log_compress,
+        )
 
 
 class MooncakeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,11 +133,29 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     endpoint: str = ""
     #: Directory for the daemon's event log; empty: none.
     event_log: str = ""
+    #: ``on``: every event goes to the log; ``ring``: the last ``event_log_ring_s`` seconds are kept
+    #: in memory, and written when something fails or ``kvworker dump`` asks.
+    event_log_mode: Literal["on", "ring"] = "on"
+    event_log_ring_s: PositiveSeconds = 30.0
+    #: Hash request ids in the log.
+    event_log_redact: bool = False
+    #: Compress closed files of the log.
+    event_log_compress: bool = False
     #: Check every invariant after every event (slow).
     validate: bool = False
     heartbeat_ms: PositiveInt = 1000
     #: Niceness of the threads that save, relative to the others.
     save_nice: Annotated[int, msgspec.Meta(ge=0, le=19)] = 10
+
+    @property
+    def log_options(self) -> LogOptions:
+        """How the event log is kept."""
+        return LogOptions(
+            mode=self.event_log_mode,
+            ring_s=self.event_log_ring_s,
+            redact=self.event_log_redact,
+            compress=self.event_log_compress,
+        )
 
 
 _Config = TypeVar("_Config", bound=msgspec.Struct)

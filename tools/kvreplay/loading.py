@@ -86,8 +86,8 @@ class Log:
 
     @property
     def begins_at_start(self) -> bool:
-        """The log's first part is still there."""
-        return self.header.part == 0
+        """The log's first record is still there."""
+        return self.header.part == 0 and self.header.info.get("first_seq", "1") == "1"
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield every record in order."""
@@ -96,7 +96,12 @@ class Log:
         last_seq, last_ns = 0, 0
         expected_part = self.header.part
         if not self.begins_at_start:
-            self._problem(f"parts 0 to {expected_part - 1} are gone (rotated away)")
+            first = self.header.info.get("first_seq")
+            self._problem(
+                f"it begins with record {first}: a ring keeps the last seconds only"
+                if first
+                else f"parts 0 to {expected_part - 1} are gone (rotated away)"
+            )
         for reader in self.parts:
             if reader.header.part != expected_part:
                 self.has_gaps = True

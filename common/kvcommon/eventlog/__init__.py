@@ -18,7 +18,10 @@ from kvcommon.eventlog.format import (
     stimulus,
 )
 from kvcommon.eventlog.reader import LogReader, read_log
-from kvcommon.eventlog.recorder import Core, Recorder
+from kvcommon.eventlog.recorder import Core, Recorder, Writer
+from kvcommon.eventlog.redact import redact_id
+from kvcommon.eventlog.ring import RingWriter, ask_for_dumps
+from kvcommon.eventlog.sink import LogOptions, LogSink, open_sink
 from kvcommon.eventlog.writer import LogWriter
 
 __all__ = [
@@ -28,14 +31,21 @@ __all__ = [
     "Damage",
     "Dropped",
     "LogHeader",
+    "LogOptions",
     "LogReader",
+    "LogSink",
     "LogWriter",
     "RawRecord",
     "Recorder",
+    "RingWriter",
+    "Writer",
+    "ask_for_dumps",
     "log_file_name",
     "make_header",
+    "open_sink",
     "parse_stimulus",
     "read_log",
+    "redact_id",
     "split_file_name",
     "stimulus",
 ]

@@ -34,7 +34,7 @@ MAX_HEADER_BYTES: Final = 1 << 20
 #: What a log may be called: it becomes part of a file name and of every cause.
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 #: What file names look like: name, part.
-_FILE_PATTERN: Final = re.compile(rf"({NAME_PATTERN.pattern})\.(\d{{1,9}})\.kvlog")
+_FILE_PATTERN: Final = re.compile(rf"({NAME_PATTERN.pattern})\.(\d{{1,9}})\.kvlog(?:\.gz)?")
 _STIMULUS_PATTERN: Final = re.compile(rf"({NAME_PATTERN.pattern}):(\d{{1,18}})")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -59,7 +59,8 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: The core's own configuration, encoded; a fresh core is made from it alone. No secrets.
     config: msgspec.Raw
     #: Free facts for people. Known keys: ``engine`` (scheduler side: vLLM's engine id), ``boot``
-    #: (the kernel's boot id: logs with the same one share their monotonic clock).
+    #: (the kernel's boot id: logs with the same one share their monotonic clock), ``first_seq``
+    #: (of a log that does not begin with record 1: a ring's), ``ring`` (why the ring was written).
     info: dict[str, str] = {}
     #: Number of the file within its log, from 0.
     part: int = 0

@@ -15,6 +15,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from kvcommon.errors import LogFormatError
+from kvcommon.eventlog.compress import SUFFIX, unpack
 from kvcommon.eventlog.format import (
     FORMAT_VERSION,
     FRAME,
@@ -151,7 +152,8 @@ def _open(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise LogFormatError(f"{path}: not a regular file")
-    return open(fd, "rb", buffering=0)  # noqa: PTH123 - owns the descriptor
+    file = open(fd, "rb", buffering=0)  # noqa: PTH123, SIM115 - owns the descriptor
+    return unpack(path, file) if path.suffix == SUFFIX else file
 
 
 def _read_header(file: BinaryIO, path: Path) -> tuple[LogHeader, int]:

@@ -1,10 +1,11 @@
 """Writes an event log: cheap, bounded, and never in the way of what it records.
 
 One writer belongs to one thread. A record is encoded into a buffer; the buffer goes to the file in
-large writes. There is no fsync and no thread: what the kernel has taken survives the process, and
-only a power failure loses it. When the file cannot be written (full disk), the buffer is kept,
-records beyond it are dropped and counted, and the count goes into the log when it can be written
-again. Nothing is raised into the caller after the constructor.
+large writes. There is no fsync and, unless closed files are to be compressed, no thread: what the
+kernel has taken survives the process, and only a power failure loses it. When the file cannot be
+written (full disk), the buffer is kept, records beyond it are dropped and counted, and the count
+goes into the log when it can be written again. Nothing is raised into the caller after the
+constructor.
 """
 
 import os
@@ -15,6 +16,7 @@ from typing import Final
 import msgspec
 
 from kvcommon.errors import ConfigError, LocalProtocolError
+from kvcommon.eventlog.compress import SUFFIX, compress_later
 from kvcommon.eventlog.format import (
     FRAME,
     MAX_PAYLOAD_BYTES,
@@ -25,6 +27,7 @@ from kvcommon.eventlog.format import (
     checksum,
     log_file_name,
 )
+from kvcommon.eventlog.redact import redact, redact_fault
 
 _NO_FILE: Final = -1
 _FRAME_SPACE: Final = bytes(FRAME.size)
@@ -43,16 +46,20 @@ class LogWriter:
         max_bytes: int = 256 << 20,
         max_files: int = 8,
         buffer_bytes: int = 64 << 10,
+        compressed: bool = False,
+        redacted: bool = False,
     ) -> None:
         """Create the directory (mode 0700) if needed, and the first file (mode 0600).
 
         Args:
             directory: where the files go.
-            header: of the log; ``part`` is counted here.
+            header: of the log; ``part`` is counted on from it.
             max_bytes: a file that has reached this size is closed and the next one begun.
             max_files: only the newest so many files are kept; with fewer than all, the log can
                 still be read but no longer replayed from its start.
             buffer_bytes: a buffer of this size is written out.
+            compressed: compress closed files, in a thread of low priority.
+            redacted: hash request ids (costs about as much again as recording).
 
         Raises:
             ConfigError: the directory or the file cannot be made, or the log exists already.
@@ -64,10 +71,12 @@ class LogWriter:
         self._max_bytes = max_bytes
         self._max_files = max(1, max_files)
         self._buffer_bytes = buffer_bytes
+        self._compressed = compressed
+        self._redacted = redacted
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray()
         self._fd = _NO_FILE
-        self._part = 0
+        self._part = header.part
         #: Bytes of the present file that the kernel has taken.
         self._written = 0
         #: Records dropped since the last ``Dropped`` in the log: count, first, last.
@@ -106,6 +115,8 @@ class LogWriter:
             return
         if self._lost[0]:
             self._note_lost()
+        if self._redacted:
+            event, commands, fault = redact(event), redact(commands), redact_fault(fault)
         if not self._put((seq, cause, event, commands, fault)):
             self._drop(seq)
         if len(self._buffer) >= self._buffer_bytes:
@@ -130,6 +141,17 @@ class LogWriter:
         self._fd = _NO_FILE
         self._buffer.clear()
 
+    def remove_before(self, part: int) -> None:
+        """Remove the file of the part before this one, compressed or not; earlier ones are gone."""
+        if part <= 0:
+            return
+        plain = self._directory / log_file_name(self._header.name, part - 1)
+        for path in (plain, plain.with_name(plain.name + SUFFIX)):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # noqa: PERF203 - two files
+                self.error = str(error)
+
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(self.path, flags | os.O_NOFOLLOW, 0o600)
@@ -148,13 +170,10 @@ class LogWriter:
     def _rotate(self) -> None:
         os.close(self._fd)
         self._fd = _NO_FILE
+        if self._compressed:
+            compress_later(self.path)
         self._part += 1
-        oldest = self._part - self._max_files
-        if oldest >= 0:
-            try:
-                (self._directory / log_file_name(self._header.name, oldest)).unlink()
-            except OSError as error:
-                self.error = str(error)
+        self.remove_before(self._part - self._max_files + 1)
         self._reopen()
 
     def _drain(self) -> None:

@@ -132,3 +132,5 @@ class Status(Message, frozen=True, kw_only=True, omit_defaults=True):
     recent: tuple[dict[str, str | int | float | bool], ...] = ()
     #: Counters and gauges by metric name (``docs/metrics.md``).
     metrics: dict[str, float] = {}
+    #: Directory of the event log, absolute; empty if it keeps none.
+    event_log: str = ""

@@ -28,7 +28,7 @@ def test_not_a_stimulus(text: str) -> None:
     assert fmt.parse_stimulus(text) is None
 
 
-@pytest.mark.parametrize("text", ["a.kvlog", "a.0.kvlog.gz", ".0.kvlog", "a.x.kvlog", "a.0.log"])
+@pytest.mark.parametrize("text", ["a.kvlog", "a.0.kvlog.xz", ".0.kvlog", "a.x.kvlog", "a.0.log"])
 def test_not_a_log_file(text: str) -> None:
     assert fmt.split_file_name(text) is None
 
