@@ -2,11 +2,13 @@
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import msgspec
 import zmq
 
 from kvcommon.config import ConnectorConfig, DaemonConfig
@@ -15,7 +17,7 @@ from kvcommon.endpoints import daemon_endpoint, run_dir
 from kvcommon.errors import ConfigError
 from kvcommon.ids import EngineId, new_epoch
 from kvcommon.keys import fingerprint
-from kvcommon.memory.export import make_exporter
+from kvcommon.memory.export import Exporter, make_exporter
 from kvcommon.memory.page import ProgressPage
 from kvcommon.messages import Attach
 from kvsched import compat
@@ -27,13 +29,19 @@ from kvsched.metadata import RankHandshake, RankInfo, rank_handshake
 from kvsched.model_side import ModelSide
 from kvsched.pending import DataLink
 
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+
 logger = logging.getLogger("vllm.kvferry.assembly")
 
 #: The one place where the two halves of kvferry meet: inline mode.
 INLINE_GROUP, INLINE_NAME = "kvferry.inline", "daemon"
 
 
-def core_config(config: ConnectorConfig, vllm_config: Any, group: compat.Group) -> CoreConfig:
+def core_config(
+    config: ConnectorConfig, vllm_config: "VllmConfig", group: compat.Group
+) -> CoreConfig:
     """What the scheduler side's core must know."""
     can_load, can_save = compat.roles(vllm_config)
     if vllm_config.kv_transfer_config.kv_load_failure_policy == "fail" and can_load:
@@ -71,17 +79,17 @@ def rank_endpoint(config: ConnectorConfig, device: str, rank: int) -> str:
     if rank >= len(config.daemons):
         raise ConfigError(
             f"daemons lists {len(config.daemons)} endpoints, and this is rank {rank}: name one per "
-            "rank, or use \"auto\""
+            'rank, or use "auto"'
         )
     return config.daemons[rank]
 
 
 def build_model_side(
     config: ConnectorConfig,
-    vllm_config: Any,
+    vllm_config: "VllmConfig",
     engine: EngineId,
     group: compat.Group,
-    kv_caches: Mapping[str, Any],
+    kv_caches: "Mapping[str, torch.Tensor]",
 ) -> tuple[ModelSide, RankHandshake]:
     """Describe and export the KV cache, begin to attach, and introduce the rank.
 
@@ -89,64 +97,39 @@ def build_model_side(
         ConfigError, HandleError: the cache cannot be shared; says what to change.
     """
     where = compat.placement(vllm_config)
-    layout, storages = describe_cache(
-        kv_caches,
-        [
-            GroupSpec(
-                group=0,
-                block_size=group.block_size,
-                num_blocks=group.num_blocks,
-                layer_names=group.layer_names,
-            )
-        ],
+    spec = GroupSpec(
+        group=0,
+        block_size=group.block_size,
+        num_blocks=group.num_blocks,
+        layer_names=group.layer_names,
     )
-    served = layout.groups[0]
+    layout, storages = describe_cache(kv_caches, [spec])
+    (served,) = layout.groups
+    identity = compat.namespace(vllm_config, group, where, layout_digest(served), config.label)
     inline = config.mode == "inline"
     exporter = make_exporter(storages, inline=inline)
+    # What moves the memory happens here, before any step, and not in the thread.
+    exporter.prepare()
     device = exporter.device or compat.device_name(storages[0].device, where.local_rank)
-    identity = compat.namespace(
-        vllm_config, group, where, layout_digest(served), config.label
-    )
-    page, epoch = ProgressPage.create(), new_epoch()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     if inline:
         near, far = _start_inline(config, engine, where.rank, device, context)
     else:
         near = far = rank_endpoint(config, device, where.rank)
-
-    def export() -> Attach:
-        exporter.bind_thread()
-        return Attach(
-            pid=os.getpid(),
-            device=device,
-            storages=exporter.handles(),
-            layout=layout,
-            page=page.handle,
-            namespace=identity,
-            lease_ms=int(config.lease_ms),
-            proof=exporter.proof(),
-        )
-
-    # What moves the memory happens here, before any step, and not in the thread.
-    exporter.prepare()
-
-    def link(role: str) -> Callable[[], DaemonLink]:
-        return lambda: DaemonLink(context, near, where.rank, role)
-
-    attachment = Attachment(
-        link("model"), engine, epoch, export, page, config.heartbeat_ms, exporter.proven
+    attach = Attach(
+        pid=os.getpid(),
+        device=device,
+        storages=(),
+        layout=layout,
+        page=(page := ProgressPage.create()).handle,
+        namespace=identity,
+        lease_ms=int(config.lease_ms),
     )
-    clock = exporter.clock(2 * len(served.layers) + 2)
-    data = link("data")()
-    model = ModelSide(
-        attachment,
-        page,
-        DataLink(data, engine, epoch)
-        if clock is None
-        else ClockedDataLink(data, engine, epoch, clock, attachment),
-        tuple(layer.name for layer in served.layers),
-        config.load_timeout_ms,
-    )
+
+    def link(role: str) -> DaemonLink:
+        return DaemonLink(context, near, where.rank, role)
+
+    model = _model_side(config, engine, exporter, attach=attach, page=page, link=link)
     info = RankInfo(
         rank=where.rank,
         endpoint=far,
@@ -157,6 +140,50 @@ def build_model_side(
         num_blocks=group.num_blocks,
     )
     return model, rank_handshake(info)
+
+
+def _model_side(
+    config: ConnectorConfig,
+    engine: EngineId,
+    exporter: Exporter,
+    *,
+    attach: Attach,
+    page: ProgressPage,
+    link: Callable[[str], DaemonLink],
+) -> ModelSide:
+    """Begin to attach, and make what speaks and waits in steps.
+
+    Args:
+        config: The connector's options.
+        engine: vLLM's engine id.
+        exporter: Of the KV memory.
+        attach: What to say to a daemon, but for the memory itself, exported for each attach.
+        page: The progress page, from now on the model side's.
+        link: Makes the link of a role to the daemon.
+    """
+
+    def export() -> Attach:
+        exporter.bind_thread()
+        return msgspec.structs.replace(attach, storages=exporter.handles(), proof=exporter.proof())
+
+    epoch = new_epoch()
+    layers = tuple(layer.name for layer in attach.layout.groups[0].layers)
+    attachment = Attachment(
+        lambda: link("model"),
+        engine,
+        epoch,
+        export=export,
+        page=page,
+        heartbeat_ms=config.heartbeat_ms,
+        proven=exporter.proven,
+    )
+    clock = exporter.clock(2 * len(layers) + 2)
+    data = (
+        DataLink(link("data"), engine, epoch)
+        if clock is None
+        else ClockedDataLink(link("data"), engine, epoch, clock, attachment)
+    )
+    return ModelSide(attachment, page, data, layers, config.load_timeout_ms)
 
 
 def _start_inline(
@@ -173,7 +200,9 @@ def _start_inline(
     start = found[0].load()
     directory: Path = run_dir(config.run_dir)
     near = f"inproc://kvferry-{engine}-{rank}"
-    far = f"ipc://{directory}/in-{engine[:8]}-{rank}-{os.getpid()}.sock"
+    # Operators choose engine ids; a file name takes fewer characters.
+    short = re.sub(r"[^A-Za-z0-9]", "", engine)[:8] or "engine"
+    far = f"ipc://{directory}/in-{short}-{rank}-{os.getpid()}.sock"
     start(
         DaemonConfig(
             device=device,
@@ -183,6 +212,10 @@ def _start_inline(
             run_dir=str(directory),
             endpoint=far,
             event_log=config.event_log,
+            event_log_mode=config.event_log_mode,
+            event_log_ring_s=config.event_log_ring_s,
+            event_log_redact=config.event_log_redact,
+            event_log_compress=config.event_log_compress,
             validate=config.validate,
         ),
         context=context,

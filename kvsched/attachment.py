@@ -68,6 +68,11 @@ class Attachment:
         self._thread = threading.Thread(target=self._run, name="kvferry-attach", daemon=True)
         self._thread.start()
 
+    @property
+    def serving(self) -> int:
+        """Which attachment holds now, by its generation; 0: none does."""
+        return self.generation if self.attached else 0
+
     def close(self) -> None:
         """Detach and stop the thread (bounded: it never waits longer than a heartbeat)."""
         self._stop.set()

@@ -6,7 +6,10 @@ and later).
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
 
 
 class HeldBlocks:
@@ -14,11 +17,11 @@ class HeldBlocks:
 
     def __init__(self) -> None:
         """Start without a pool; nothing can be held before ``bind``."""
-        self._pool: Any = None
+        self._pool: BlockPool | None = None
 
     @property
     def bound(self) -> bool:
-        """vLLM has given us its pool."""
+        """Whether vLLM has given us its pool."""
         return self._pool is not None
 
     @property
@@ -26,16 +29,18 @@ class HeldBlocks:
         """Blocks in the pool, the null block included; 0 before ``bind``."""
         return len(self._pool.blocks) if self._pool is not None else 0
 
-    def bind(self, pool: Any) -> None:
+    def bind(self, pool: "BlockPool") -> None:
         """Remember vLLM's ``BlockPool``."""
         self._pool = pool
 
     def hold(self, block_ids: Sequence[int]) -> None:
         """Take one reference on each block."""
+        assert self._pool is not None, "vLLM has given no block pool yet"
         blocks = self._pool.blocks
         self._pool.touch([blocks[block_id] for block_id in block_ids])
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Give one reference of each block back; the last block of a prefix is evicted first."""
+        assert self._pool is not None, "vLLM has given no block pool yet"
         blocks = self._pool.blocks
         self._pool.free_blocks([blocks[block_id] for block_id in reversed(block_ids)])

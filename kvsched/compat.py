@@ -174,7 +174,7 @@ def namespace(
     )
 
 
-def _byte_order(vllm_config: Any) -> tuple[str, ...]:
+def _byte_order(vllm_config: "VllmConfig") -> tuple[str, ...]:
     """Ascend's MLA may keep the same shape in another order of bytes (FRACTAL_NZ)."""
     additional = getattr(vllm_config, "additional_config", None)
     if isinstance(additional, dict) and additional.get("enable_kv_nz"):

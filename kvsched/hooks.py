@@ -19,11 +19,16 @@ class HookTable:
         self._floor = len(layer_names)
         #: A whole forward pass has been watched.
         self.learned = False
+        self._distrusted = False
 
     @property
     def silent(self) -> bool:
-        """No layer is known to call a hook: everything must be loaded before the forward pass."""
-        return not self.learned
+        """No layer can be relied on to call a hook: load everything before the forward pass."""
+        return self._distrusted or not self.learned
+
+    def distrust(self) -> None:
+        """A forward pass called no hook although others did: from now on rely on none."""
+        self._distrusted = True
 
     def saw(self, name: str) -> None:
         """A layer has called a hook (only told until ``learned``)."""

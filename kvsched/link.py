@@ -21,7 +21,14 @@ from zmq.utils.monitor import recv_monitor_message
 from kvcommon.channel import Channel, Reception
 from kvcommon.errors import RemoteProtocolError
 from kvcommon.ids import EngineId, Epoch
-from kvcommon.messages import PROTOCOL_VERSION, FromDaemon, Message, decode_from_daemon
+from kvcommon.messages import (
+    PROTOCOL_VERSION,
+    Envelope,
+    FromDaemon,
+    Message,
+    Refused,
+    decode_from_daemon,
+)
 from kvcommon.messages.codec import decode_envelope
 
 logger = logging.getLogger("vllm.kvferry.link")
@@ -109,8 +116,7 @@ class DaemonLink:
             try:
                 envelope = decode_envelope(frame)
                 if envelope.version != PROTOCOL_VERSION:
-                    # All that another version can say to us is why it refuses.
-                    return decode_from_daemon(envelope)
+                    return _refusal(envelope)
                 reception = self._channel.accept(envelope)
                 if reception is Reception.DUPLICATE:
                     continue
@@ -148,6 +154,20 @@ class DaemonLink:
         if self._monitor is not None:
             self._monitor.close(linger=0)
         self._socket = self._monitor = self._channel = None
+
+
+def _refusal(envelope: Envelope) -> Refused:
+    """Read what a daemon of another protocol version says: only why it refuses us.
+
+    Raises:
+        RemoteProtocolError: it says something else.
+    """
+    body = decode_from_daemon(envelope)
+    if not isinstance(body, Refused):
+        raise RemoteProtocolError(
+            f"{type(body).__name__} of protocol version {envelope.version}, not {PROTOCOL_VERSION}"
+        )
+    return body
 
 
 def _events(socket: "zmq.Socket[bytes]") -> int:

@@ -34,6 +34,8 @@ class StepMetadata(KVConnectorMetadata):
 
     step: int
     payload: bytes = b""
+    #: The scheduler side has switched itself off: nobody will do the loads, they have failed.
+    lost: bool = False
 
 
 @dataclass
@@ -67,9 +69,9 @@ _tell_model = msgspec.msgpack.Decoder(TellModel)
 _rank_info = msgspec.msgpack.Decoder(RankInfo)
 
 
-def step_metadata(tell: TellModel) -> StepMetadata:
+def step_metadata(tell: TellModel, *, lost: bool = False) -> StepMetadata:
     """Wrap what the core says to the model side."""
-    return StepMetadata(tell.step, _encoder.encode(tell))
+    return StepMetadata(tell.step, _encoder.encode(tell), lost)
 
 
 def read_step_metadata(metadata: StepMetadata) -> TellModel:

@@ -61,6 +61,8 @@ class ModelSide:
         #: Layerwise loads of this step; empty: nothing to wait for.
         self._loads: tuple[ModelLoad, ...] = ()
         self._deadline_ns = 0
+        #: The attachment that the step's loads were planned under; 0: nobody does them.
+        self._serving = 0
         self._num_loaded = 0
         self._saving = False
         self._num_computed = 0
@@ -78,7 +80,11 @@ class ModelSide:
         self._num_loaded = self._num_computed = 0
         self._saving = tell.saves
         self._reporting = True
-        self._async.add((load for load in tell.loads if not load.layerwise), now_ns)
+        self._serving = 0 if metadata.lost else self._attachment.serving
+        later = (load for load in tell.loads if not load.layerwise)
+        self._async.add(later, now_ns, self._serving)
+        if metadata.lost:
+            return
         if tell.cancel:
             self._say(CancelJobs(step=tell.step, job_ids=tell.cancel))
         if tell.loads or tell.saves:
@@ -115,7 +121,7 @@ class ModelSide:
         if not self._async:
             return set()
         requests, failed = self._async.collect(
-            self._data, time.monotonic_ns(), attached=self._attachment.attached
+            self._data, time.monotonic_ns(), self._attachment.serving
         )
         if failed:
             self._failed |= failed
@@ -125,7 +131,10 @@ class ModelSide:
     def failed_blocks(self) -> set[int]:
         """Blocks that hold wrong bytes. Waits for the layerwise loads of the step first."""
         if self._loads:
+            unread = self._num_loaded == 0
             self._wait_until(self._num_layers)
+            if unread:
+                self._overtaken()
             self._collect_failures()
             self._loads = ()
         failed, self._failed = self._failed, set()
@@ -156,7 +165,7 @@ class ModelSide:
     # -- inside --------------------------------------------------------------------------------
 
     def _say(self, message: Message) -> None:
-        if not self._data.send(message, self._attachment.generation):
+        if not self._data.send(message, self._attachment.serving):
             logger.debug("kvferry: the daemon's queue is full or closed; dropped %s", message)
 
     def _say_computed(self) -> None:
@@ -176,12 +185,13 @@ class ModelSide:
                 return
             spins += 1
             if spins > _SPINS:
-                if time.monotonic_ns() > self._deadline_ns or not self._attachment.attached:
-                    self._give_up(step, loaded)
+                alive = self._serving and self._serving == self._attachment.serving
+                if not alive or time.monotonic_ns() > self._deadline_ns:
+                    self._give_up(step, loaded, "load_timeout_ms is over" if alive else "no daemon")
                     return
                 time.sleep(_NAP_S)
 
-    def _give_up(self, step: int, loaded: int) -> None:
+    def _give_up(self, step: int, loaded: int, reason: str) -> None:
         """Count every block of the step's loads as failed; wait for nothing more."""
         logger.warning(
             "kvferry: step %d: %d of %d layers loaded, and %s; its blocks are recomputed or "
@@ -189,11 +199,25 @@ class ModelSide:
             step,
             loaded,
             self._num_layers,
-            "load_timeout_ms is over" if self._attachment.attached else "the daemon is gone",
+            reason,
         )
+        self._fail_loads()
+        self._num_loaded = self._num_layers
+
+    def _overtaken(self) -> None:
+        """No layer of the forward pass waited: it may have read blocks before they were loaded."""
+        if not self._loads:
+            return
+        logger.warning(
+            "kvferry: no layer called vLLM's hooks in a step with loads; its blocks count as "
+            "failed, and from now on loads are waited for before the forward pass"
+        )
+        self._hooks.distrust()
+        self._fail_loads()
+
+    def _fail_loads(self) -> None:
         for load in self._loads:
             self._failed.update(load.block_ids)
-        self._num_loaded = self._num_layers
         self._loads = ()
 
     def _collect_failures(self) -> None:

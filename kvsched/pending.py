@@ -65,7 +65,8 @@ class DataLink:
                     found[job_id] = end
                     missing.remove(job_id)
             left_ms = (deadline - time.monotonic()) * 1e3
-            if not missing or left_ms <= 0:
+            if not missing or left_ms <= 0 or self._generation == 0:
+                # The last: there is no conversation in which anything could be said.
                 break
             self.drain(left_ms)
         return found
@@ -81,30 +82,32 @@ class AsyncLoads:
     def __init__(self, timeout_ns: int) -> None:
         """Every load is given up ``timeout_ns`` after its step began."""
         self._timeout_ns = timeout_ns
-        self._open: dict[int, tuple[ModelLoad, int]] = {}
+        #: By job: the load, its deadline, and the attachment that it was planned under.
+        self._open: dict[int, tuple[ModelLoad, int, int]] = {}
 
     def __len__(self) -> int:
         """Number of loads not reported yet."""
         return len(self._open)
 
-    def add(self, loads: Iterable[ModelLoad], now_ns: int) -> None:
-        """These loads have been planned."""
+    def add(self, loads: Iterable[ModelLoad], now_ns: int, serving: int) -> None:
+        """Take in planned loads. ``serving``: ``Attachment.serving``; 0: nobody will do them."""
         deadline_ns = now_ns + self._timeout_ns
         for load in loads:
-            self._open[load.job_id] = (load, deadline_ns)
+            self._open[load.job_id] = (load, deadline_ns, serving)
 
-    def collect(
-        self, data: DataLink, now_ns: int, *, attached: bool
-    ) -> tuple[set[str], set[int]]:
-        """Return (requests whose load has ended, blocks that hold wrong bytes)."""
+    def collect(self, data: DataLink, now_ns: int, serving: int) -> tuple[set[str], set[int]]:
+        """Return (requests whose load has ended, blocks that hold wrong bytes).
+
+        A load of another attachment than ``serving`` has ended: its daemon is gone.
+        """
         data.drain()
         requests: set[str] = set()
         failed: set[int] = set()
-        for job_id, (load, deadline_ns) in list(self._open.items()):
+        for job_id, (load, deadline_ns, planned_under) in list(self._open.items()):
             end = data.take(job_id)
             if end is not None:
                 failed.update(end.failed_blocks)
-            elif attached and now_ns < deadline_ns:
+            elif serving and serving == planned_under and now_ns < deadline_ns:
                 continue
             else:
                 failed.update(load.block_ids)

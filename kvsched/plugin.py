@@ -11,5 +11,6 @@ def register() -> None:
     """Register the connector with vLLM's factory, once."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    if CONNECTOR not in KVConnectorFactory._registry:
+    # Asking the factory by name would load the connector's module.
+    if CONNECTOR not in KVConnectorFactory._registry:  # noqa: SLF001
         KVConnectorFactory.register_connector(CONNECTOR, "kvsched.connector", CONNECTOR)

@@ -12,11 +12,12 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 import zmq
 
 from kvcommon.config import ConnectorConfig
+from kvcommon.errors import ConfigError
 from kvcommon.ids import EngineId, new_epoch
 from kvcommon.messages import RankIdentity, Welcome
 from kvsched.blocks import HeldBlocks
@@ -41,9 +42,15 @@ from kvsched.core.events import (
     Ticked,
 )
 from kvsched.metadata import RankInfo, StepMetadata, step_metadata
+from kvsched.promises import Promises
 from kvsched.ranks import Ranks
 from kvsched.recording import SchedulerLog
 from kvsched.steps import scheduled_step
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.kvferry.scheduler")
 
@@ -73,8 +80,8 @@ def guarded(
                 return default()
             try:
                 return method(self, *args, **kwargs)
-            except Exception:
-                self.switch_off(method.__name__)
+            except Exception as error:  # noqa: BLE001 (see the fault rule above)
+                self.switch_off(method.__name__, error)
                 return default()
 
         return call
@@ -94,8 +101,9 @@ class SchedulerShell:
         self._core = self._log.core
         self._blocks = HeldBlocks()
         self._ranks: Ranks | None = None
+        self._promises = Promises(core_config.block_size)
         #: vLLM's request objects by id, for their growing hash lists, until they finish.
-        self._requests: dict[str, Any] = {}
+        self._requests: dict[str, Request] = {}
         #: How many hashes of a request the core was told.
         self._told: dict[str, int] = {}
         self._step = 0
@@ -109,10 +117,11 @@ class SchedulerShell:
 
     # -- start ---------------------------------------------------------------------------------
 
-    def bind_block_pool(self, pool: Any) -> None:
+    def bind_block_pool(self, pool: "BlockPool") -> None:
         """Take vLLM's block pool (it comes before any request)."""
         self._blocks.bind(pool)
 
+    @guarded(lambda: None)
     def ranks_known(self, infos: Sequence[RankInfo]) -> None:
         """Take vLLM's handshake: open a conversation with each rank's daemon."""
         infos = sorted(infos, key=lambda info: info.rank)
@@ -138,13 +147,13 @@ class SchedulerShell:
     # -- vLLM's calls --------------------------------------------------------------------------
 
     @guarded(lambda: None)
-    def request_added(self, request: Any) -> None:
+    def request_added(self, request: "Request") -> None:
         """``on_new_request``: look the request up before it is first scheduled."""
         self._poll()
         self._add(request)
 
     @guarded(lambda: _NO_HIT)
-    def match(self, request: Any, num_local_tokens: int, /) -> tuple[int | None, bool]:
+    def match(self, request: "Request", num_local_tokens: int, /) -> tuple[int | None, bool]:
         """``get_num_new_matched_tokens``. Waits at most ``lookup_wait_ms`` per step, all told."""
         if request.request_id not in self._requests:
             self._add(request)
@@ -159,43 +168,64 @@ class SchedulerShell:
                 break
             self._poll()
             answer = self._ask(request, num_local_tokens)
+        if answer.num_tokens:
+            self._promises.offered(
+                request.request_id, num_local_tokens, asynchronous=answer.asynchronous
+            )
         return answer.num_tokens, answer.asynchronous
 
+    def allocated(
+        self, request: "Request", block_ids: Iterable[int], num_external_tokens: int
+    ) -> None:
+        """``update_state_after_alloc``; noted also when switched off."""
+        blocks = tuple(block_ids)
+        self._promises.admitted(request.request_id, blocks, num_external_tokens)
+        self._allocated(request, blocks, num_external_tokens)
+
     @guarded(lambda: None)
-    def allocated(self, request: Any, block_ids: Iterable[int], num_external_tokens: int) -> None:
-        """``update_state_after_alloc``."""
+    def _allocated(
+        self, request: "Request", block_ids: tuple[int, ...], num_external_tokens: int, /
+    ) -> None:
         if request.request_id not in self._requests:
             self._add(request)
         self._handle(
             BlocksAllocated(
                 now_ns=time.monotonic_ns(),
                 request_id=request.request_id,
-                block_ids=tuple(block_ids),
+                block_ids=block_ids,
                 num_external_tokens=num_external_tokens,
             )
         )
 
-    def plan(self, output: Any) -> StepMetadata:
+    def plan(self, output: "SchedulerOutput") -> StepMetadata:
         """``build_connector_meta``: always answers, also when switched off."""
         self._step += 1
-        metadata = self._plan(output) or StepMetadata(self._step)
-        self._log.flush()
-        return metadata
+        metadata = self._plan(output)
+        promised = self._promises.take()
+        if self.off and promised:
+            # Whatever was planned, the model side will not hear of it, so no daemon begins it.
+            return step_metadata(TellModel(step=self._step, loads=promised), lost=True)
+        return metadata or StepMetadata(self._step)
 
     @guarded(lambda: _NO_PLAN)
-    def _plan(self, output: Any, /) -> StepMetadata | None:
+    def _plan(self, output: "SchedulerOutput", /) -> StepMetadata | None:
         self._wait_left_ms = self._config.lookup_wait_ms
         now_ns = time.monotonic_ns()
         if self._core.has_pending or now_ns - self._polled_at > _IDLE_POLL_NS:
             self._poll()
         core = self._core
         event = scheduled_step(
-            output, self._step, now_ns, core.active, self._requests, self._told
+            output,
+            self._step,
+            now_ns,
+            active=core.active,
+            requests=self._requests,
+            told=self._told,
         )
-        if not (event.requests or event.preempted or core.wants_step):
-            return None
         self._tell = None
-        self._handle(event)
+        if event.requests or event.preempted or core.wants_step:
+            self._handle(event)
+        self._log.flush()
         return step_metadata(self._tell) if self._tell is not None else None
 
     @guarded(lambda: None)
@@ -212,6 +242,7 @@ class SchedulerShell:
     @guarded(lambda: None)
     def request_finished(self, request_id: str) -> None:
         """``request_finished``, on any end."""
+        self._promises.forget(request_id)
         if self._requests.pop(request_id, None) is not None:
             self._told.pop(request_id, None)
             self._handle(RequestFinished(now_ns=time.monotonic_ns(), request_id=request_id))
@@ -240,20 +271,22 @@ class SchedulerShell:
             self._ranks = None
         self._log.close()
 
-    def switch_off(self, where: str) -> None:
+    def switch_off(self, where: str, error: Exception) -> None:
         """Stop taking part, for the rest of this engine's life."""
         self.off = True
-        logger.exception(
+        logger.error(
             "kvferry: internal fault in %s; this engine serves on without the cache until it is "
             "restarted. Please report it with the event log%s.",
             where,
             f" {self._log.place}" if self._log.place else " (set event_log to have one)",
+            exc_info=error,
         )
+        self._requests.clear()
         self._log.close()
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _add(self, request: Any) -> None:
+    def _add(self, request: "Request") -> None:
         hashes = tuple(request.block_hashes)
         self._requests[request.request_id] = request
         self._told[request.request_id] = len(hashes)
@@ -267,7 +300,7 @@ class SchedulerShell:
             )
         )
 
-    def _ask(self, request: Any, num_local_tokens: int) -> AnswerMatch:
+    def _ask(self, request: "Request", num_local_tokens: int) -> AnswerMatch:
         request_id, hashes = request.request_id, request.block_hashes
         grown = len(hashes) > self._told[request_id]
         if grown:
@@ -294,7 +327,10 @@ class SchedulerShell:
             self._handle(Ticked(now_ns=now_ns))
 
     def _welcomed(self, welcome: Welcome) -> None:
-        self._log.offer(welcome.event_log)
+        try:
+            self._log.offer(welcome.event_log)
+        except ConfigError as error:
+            logger.warning("kvferry: no event log beside the daemon's: %s", error)
 
     def _handle(self, event: SchedEvent, cause: str = "") -> None:
         for command in self._log.handle(event, cause):
@@ -312,4 +348,3 @@ class SchedulerShell:
             self._blocks.free(command.block_ids)
         else:
             self._tell = command
-

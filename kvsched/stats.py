@@ -4,12 +4,15 @@ vLLM asks for stats in every step; nothing is built unless a counter has moved.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 #: Name of the metric family (Prometheus adds ``_total``).
 FAMILY = "vllm:kvferry_events"
@@ -56,7 +59,7 @@ class StatsSource:
             if value != self._reported.get(name, 0)
         }
         self._reported = dict(counters)
-        return KVFerryStats(data=moved)
+        return KVFerryStats(data=moved) if moved else None
 
 
 class KVFerryPromMetrics(KVConnectorPromMetrics):
@@ -64,7 +67,7 @@ class KVFerryPromMetrics(KVConnectorPromMetrics):
 
     def __init__(
         self,
-        vllm_config: Any,
+        vllm_config: "VllmConfig",
         metric_types: dict[Any, Any],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
@@ -79,7 +82,7 @@ class KVFerryPromMetrics(KVConnectorPromMetrics):
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one report."""
-        labels = self.per_engine_labelvalues.get(engine_idx, [str(engine_idx)])
+        labels = self.per_engine_labelvalues[engine_idx]
         for name, value in transfer_stats_data.items():
             if value > 0:
                 self._family.labels(*labels, name).inc(value)

@@ -5,20 +5,25 @@ many of them decode.
 """
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvsched.core.events import ScheduledRequest, StepScheduled
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
 #: Only one KV cache group is served (checked at start), so block id tuples have one entry.
 _GROUP = 0
 
 
 def scheduled_step(
-    output: Any,
+    output: "SchedulerOutput",
     step: int,
     now_ns: int,
+    *,
     active: Mapping[str, None],
-    requests: Mapping[str, Any],
+    requests: Mapping[str, "Request"],
     told: MutableMapping[str, int],
 ) -> StepScheduled:
     """Read one step.
@@ -35,21 +40,20 @@ def scheduled_step(
         The event; with neither requests nor preemptions there may be no need to tell the core.
     """
     preempted = getattr(output, "preempted_req_ids", None)
-    scheduled: list[ScheduledRequest] = []
     num_tokens: Mapping[str, int] = output.num_scheduled_tokens
-    for new in output.scheduled_new_reqs if active else ():
-        if new.req_id in active:
-            scheduled.append(
-                ScheduledRequest(
-                    request_id=new.req_id,
-                    num_computed_tokens=new.num_computed_tokens,
-                    num_scheduled_tokens=num_tokens[new.req_id],
-                    # New, or (model runner V2) resumed after preemption: the list is complete.
-                    replace=True,
-                    block_ids=tuple(new.block_ids[_GROUP]),
-                    new_block_hashes=_new_hashes(new.req_id, requests, told),
-                )
-            )
+    scheduled = [
+        ScheduledRequest(
+            request_id=new.req_id,
+            num_computed_tokens=new.num_computed_tokens,
+            num_scheduled_tokens=num_tokens[new.req_id],
+            # New, or (model runner V2) resumed after preemption: the list is complete.
+            replace=True,
+            block_ids=tuple(new.block_ids[_GROUP]),
+            new_block_hashes=_new_hashes(new.req_id, requests, told),
+        )
+        for new in (output.scheduled_new_reqs if active else ())
+        if new.req_id in active
+    ]
     cached = output.scheduled_cached_reqs
     for index, request_id in enumerate(cached.req_ids if active else ()):
         if request_id in active:
@@ -73,7 +77,7 @@ def scheduled_step(
 
 
 def _new_hashes(
-    request_id: str, requests: Mapping[str, Any], told: MutableMapping[str, int]
+    request_id: str, requests: Mapping[str, "Request"], told: MutableMapping[str, int]
 ) -> tuple[bytes, ...]:
     request = requests.get(request_id)
     if request is None:
