@@ -44,7 +44,7 @@ class Attachments:
         engine.model_epoch = epoch
         engine.waiting = attach
         engine.incarnation += 1
-        engine.planned_epoch = 0
+        engine.steps_epoch = 0
         engine.progress.reset()
         if engine.state is MapState.ABSENT:
             self._map(engine)

@@ -101,7 +101,7 @@ class WorkerCore:
             self._parts.attachments.lost(engine, reasons.CANCELLED)
         elif isinstance(body, StepBegun):
             engine.progress.event = body.event
-            engine.progress.begun = max(engine.progress.begun, body.step)
+            engine.note_begun(body.step)
             self._parts.loads.model_moved(engine)
             self._parts.saves.model_moved(engine)
         elif isinstance(body, LayersComputed):

@@ -63,8 +63,8 @@ class Engine:
     mark: Fingerprint = _NO_MARK
     #: Incarnation of the scheduler side that is heard; 0: none.
     scheduler_epoch: int = 0
-    #: Scheduler side whose plans this incarnation of the model side has run; 0: none yet.
-    planned_epoch: int = 0
+    #: Scheduler side whose steps this incarnation of the model side runs; 0: not known yet.
+    steps_epoch: int = 0
     #: Every rank of the engine, from ``Hello``.
     ranks: tuple[RankIdentity, ...] = ()
     #: Prefixes to be removed from the store as soon as that is possible.
@@ -89,6 +89,11 @@ class Engine:
         """Change the state of the mapping."""
         self.state = moved(self.key, self.state, to, self.story)
         self.story = [*self.story[-7:], to.value]
+
+    def note_begun(self, step: int) -> None:
+        """The model process has begun a step."""
+        self.steps_epoch = self.scheduler_epoch or self.steps_epoch
+        self.progress.begun = max(self.progress.begun, step)
 
     def group(self, group: int) -> GroupLayout | None:
         """Return the layout of a group of the mapped memory, if there is one of that number."""

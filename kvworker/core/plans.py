@@ -29,7 +29,7 @@ class Plans:
     def take(self, engine: Engine, plan: StepPlan) -> None:
         """Acknowledge a plan and begin what can be begun of it."""
         self._kernel.to_scheduler(engine.key, PlanAck(step=plan.step))
-        engine.planned_epoch = engine.scheduler_epoch
+        engine.steps_epoch = engine.scheduler_epoch
         layerwise: _Batches = {}
         asynchronous: _Batches = {}
         saves: _Batches = {}

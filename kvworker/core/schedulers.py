@@ -49,10 +49,10 @@ class Schedulers:
         scheduler side does not believe open are given up (it may have given their blocks away),
         and so are saves that wait for a verdict (it may never come).
         """
-        if engine.planned_epoch not in {0, epoch}:
+        if engine.steps_epoch not in {0, epoch}:
             # The same model side under a new scheduler side: steps are counted anew.
             engine.progress.reset()
-            engine.planned_epoch = 0
+            engine.steps_epoch = 0
         engine.scheduler_epoch = epoch
         engine.ranks = hello.ranks
         welcome(self._kernel, engine)

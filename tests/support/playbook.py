@@ -146,6 +146,8 @@ def answer_to(command: Any, outcomes: Outcomes, now_ns: int, **fields: Any) -> W
     """The event that answers a command; ``outcomes`` one for all keys, or one each."""
     if isinstance(command, (MapEngine, UnmapEngine)):
         fields["engine"] = command.engine
+    elif isinstance(command, ProbeStore):
+        fields.setdefault("state", StoreState.UP)
     elif isinstance(command, ClosePuts):
         fields["ended"] = _each(outcomes, len(command.end))
         fields["revoked"] = (Outcome.OK,) * len(command.revoke)
