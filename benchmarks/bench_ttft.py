@@ -11,9 +11,9 @@ Three cases each, every time with a prompt never seen before:
 
 All engines live at once and are asked in turn (A B C D, A B C D, …), each only when everything is
 idle. A repeat counts if other processes used less than 0.2 core meanwhile; a noisy one is done
-again a bounded number of times, and then counts but is shown as noisy. Hit lengths must be equal
-between connectors, and tokens and logprobs equal to those of the engine without one; a changed
-prompt must give others.
+again while there is patience (``--wait-s``), and then counts but is shown as noisy. Hit lengths
+must be equal between connectors, and tokens and logprobs equal to those of the engine without one;
+a changed prompt must give others.
 """
 
 import contextlib
@@ -26,14 +26,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import servers
 from benchmarks import common, engines
 
 CASES = ("cold", "local", "external")
 TOLERANCE = 1e-4
 #: vLLM's block size on CPU.
 BLOCK_TOKENS = 128
-#: A repeat that was noisy is done again at most this often.
-RETRIES = 3
 console = Console(width=120)
 
 
@@ -51,7 +50,9 @@ class Repeat:
     noisy: bool
 
 
-def run_repeat(engine: engines.Engine, round_: int, seed: int, num_tokens: int) -> Repeat:
+def run_repeat(
+    engine: engines.Engine, patience: common.Patience, round_: int, seed: int, num_tokens: int
+) -> Repeat:
     """Run one fresh prompt through the three cases."""
     ms: dict[str, float] = {}
     cached: dict[str, int] = {}
@@ -60,7 +61,7 @@ def run_repeat(engine: engines.Engine, round_: int, seed: int, num_tokens: int) 
     for case in CASES:
         if case == "external":
             engine.order("reset")
-        common.settle()
+        patience.settle()
         with common.metered(uses):
             answer = engine.order("generate", seed=seed, num_tokens=num_tokens)
         ms[case] = answer["seconds"] * 1000
@@ -71,14 +72,17 @@ def run_repeat(engine: engines.Engine, round_: int, seed: int, num_tokens: int) 
     return Repeat(engine.name, round_, seed, ms, cached, answers, foreign, noisy)
 
 
-def quiet_repeat(engine: engines.Engine, round_: int, seed: int, num_tokens: int) -> Repeat:
+def quiet_repeat(
+    engine: engines.Engine, patience: common.Patience, round_: int, seed: int, num_tokens: int
+) -> Repeat:
     """Run a repeat, again with other prompts while it is noisy; the quietest if it always is."""
-    tries: list[Repeat] = []
-    for attempt in range(1 + RETRIES):
-        tries.append(run_repeat(engine, round_, seed + 1000 * attempt, num_tokens))
-        if not tries[-1].noisy:
-            break
-    return min(tries, key=lambda each: each.foreign_cores)
+    best = run_repeat(engine, patience, round_, seed, num_tokens)
+    while best.noisy and patience.left_s > 0:
+        seed += 1000
+        with patience.retrying():
+            other = run_repeat(engine, patience, round_, seed, num_tokens)
+        best = min(best, other, key=lambda each: each.foreign_cores)
+    return best
 
 
 def reference_answers(
@@ -174,28 +178,34 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main(
+    *,
     rounds: Annotated[int, typer.Option(help="Rounds over all variants.")] = 5,
     repeats: Annotated[int, typer.Option(help="Prompts per variant and round.")] = 3,
     tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 3000,
     variants: Annotated[
         str, typer.Option(help="Which, separated by commas; see engines.VARIANTS.")
     ] = ",".join(engines.VARIANTS),
+    wait_s: Annotated[
+        float, typer.Option(help="Seconds in all to wait for quiet and to measure noise again.")
+    ] = 600,
     out: Annotated[Path, typer.Option(help="Folder for the JSON file.")] = Path("bench-out"),
 ) -> None:
     """Measure the time to first token of each variant."""
     names = variants.split(",")
     done: list[Repeat] = []
+    patience = common.Patience(wait_s)
+    servers.end_on_sigterm()
     with contextlib.ExitStack() as stack:
         config = engines.EngineConfig(model=out / "model")
         console.print(f"starting {len(names)} engines")
         running = stack.enter_context(engines.running(names, config, out / "logs"))
         for engine in running.values():
-            run_repeat(engine, -1, 1, tokens)
+            run_repeat(engine, common.Patience(0), -1, 1, tokens)
         for round_ in range(rounds):
             for turn in range(repeats):
                 seed = 10_000 + 100 * round_ + turn
                 for engine in running.values():
-                    each = quiet_repeat(engine, round_, seed, tokens)
+                    each = quiet_repeat(engine, patience, round_, seed, tokens)
                     done.append(each)
                     shown = "  ".join(f"{case} {each.ms[case]:7.1f}" for case in CASES)
                     mark = f"  noisy: {each.foreign_cores:.2f} core" if each.noisy else ""

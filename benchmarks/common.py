@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 QUIET_CORES = 0.2
 #: Our own processes count as idle below this.
 IDLE_CORES = 0.08
+#: Longest wait until our own processes are idle.
+IDLE_LIMIT_S = 20.0
 #: Shortest window over which CPU use is judged: the kernel counts it in ticks of 10 ms.
 WINDOW_S = 0.4
 
@@ -87,27 +89,41 @@ def metered(found: list[CpuUse]) -> Iterator[None]:
     found.append(meter.read())
 
 
-def settle(limit_s: float = 20.0, *, quiet_limit_s: float = 20.0) -> bool:
-    """Wait until our processes are idle, then until the others are, each at most so long.
+class Patience:
+    """How long a whole benchmark may still wait for a quiet machine, and measure noise again.
 
-    An engine core spins for a second after its last message; that is waited for here.
-
-    Returns:
-        Whether it became quiet.
+    Args:
+        budget_s: Seconds in all; afterwards every timing is taken as it comes.
     """
-    deadline = time.monotonic() + limit_s
-    quiet_deadline = time.monotonic() + limit_s + quiet_limit_s
-    meter = CpuMeter()
-    while True:
-        meter.restart()
-        time.sleep(WINDOW_S / 2)
-        use = meter.read()
-        idle = use.ours < IDLE_CORES
-        if idle and use.quiet:
-            return True
-        now = time.monotonic()
-        if now > quiet_deadline or (not idle and now > deadline):
-            return False
+
+    def __init__(self, budget_s: float) -> None:
+        self.left_s = budget_s
+
+    def settle(self) -> None:
+        """Wait until our processes are idle, then, as long as there is patience, until others are.
+
+        An engine core spins for a second after its last message; that is waited for here.
+        """
+        deadline = time.monotonic() + IDLE_LIMIT_S
+        meter = CpuMeter()
+        while True:
+            meter.restart()
+            time.sleep(WINDOW_S / 2)
+            use = meter.read()
+            if use.ours >= IDLE_CORES:
+                if time.monotonic() > deadline:
+                    return
+            elif use.quiet or self.left_s <= 0:
+                return
+            else:
+                self.left_s -= use.wall_s
+
+    @contextlib.contextmanager
+    def retrying(self) -> Iterator[None]:
+        """Charge the block, something that is done again, to the patience."""
+        started = time.monotonic()
+        yield
+        self.left_s -= time.monotonic() - started
 
 
 @dataclasses.dataclass(frozen=True)

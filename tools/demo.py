@@ -10,14 +10,12 @@ Exit status: 0 if all is well, 1 if anything differs, 2 if the demo could not be
 """
 
 import contextlib
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -182,10 +180,6 @@ def mooncake_problem() -> str:
     return lines[-1] if done.returncode and lines else ""
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(
     store: Annotated[str, typer.Option(help="Store: mooncake, or memory.")] = "mooncake",
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("demo-out"),
@@ -193,8 +187,7 @@ def main(
     """Hold a dialogue with and without kvferry and compare."""
     if store not in {"mooncake", "memory"}:
         raise typer.BadParameter(f"no store {store!r}: mooncake or memory", param_hint="--store")
-    # A polite kill is to clean up as well.
-    signal.signal(signal.SIGTERM, _interrupt)
+    servers.end_on_sigterm()
     problem = mooncake_problem() if store == "mooncake" else ""
     if problem:
         console.print(f"[red]Mooncake cannot be loaded: {problem}")

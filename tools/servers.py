@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 import psutil
@@ -62,6 +62,15 @@ class ServerError(Exception):
 def engine_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment with the settings every engine here gets."""
     return {**os.environ, **ENGINE_ENVIRON, **(extra or {})}
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM leave all blocks of this process, so that a polite kill cleans up as well."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def free_port() -> int:

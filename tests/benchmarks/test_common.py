@@ -42,6 +42,15 @@ def test_metered_covers_a_window() -> None:
     assert found[0].wall_s >= common.WINDOW_S
 
 
+def test_patience_ends() -> None:
+    patience = common.Patience(0)
+    # Returns, however busy the machine is.
+    patience.settle()
+    with patience.retrying():
+        pass
+    assert patience.left_s < 0
+
+
 def test_json_says_where_it_was_measured(tmp_path: Path) -> None:
     path = common.write_json("x", {"answer": 1}, tmp_path / "new")
     content = json.loads(path.read_text())
