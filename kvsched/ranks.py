@@ -212,9 +212,7 @@ class Ranks:
                 message.state.value,
                 message.reason,
             )
-            self._emit(
-                StoreChanged(now_ns=now_ns, rank=index, up=up, reason=message.reason), cause
-            )
+            self._emit(StoreChanged(now_ns=now_ns, rank=index, up=up, reason=message.reason), cause)
         elif isinstance(message, Refused):
             self._refused(rank, message, now_ns)
 
@@ -272,9 +270,7 @@ class Ranks:
 
     def _tell_lost(self, rank: Rank, *, dead: bool, reason: str) -> None:
         self._emit(
-            DaemonLost(
-                now_ns=self._now_ns(), rank=rank.info.rank, dead=dead, reason=reason
-            ),
+            DaemonLost(now_ns=self._now_ns(), rank=rank.info.rank, dead=dead, reason=reason),
             "",
         )
 
