@@ -13,13 +13,17 @@ PIP_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.kvferry-setup
 PYTEST := $(BIN)/python -m pytest
+NPU_BIN := .venv-npu/bin
+NPU_STAMP := .venv-npu/.kvferry-setup
+NPU_PACKAGES := 'torch==2.13.0' 'torch_npu==2.13.0' 'mooncake-transfer-engine-npu>=0.3.13' \
+    numpy pyyaml setuptools
 SOURCES := common kvsched kvworker tools tests benchmarks
 # vLLM brings these, and they cannot be imported beside the CPU build of torch. vLLM and
 # transformers run without them.
 UNUSABLE := torchvision torchaudio torchcodec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-e2e lint types imports spelling sizes bench check clean verbs
+.PHONY: help setup demo test test-e2e test-npu npu-libraries lint types imports spelling sizes bench check clean verbs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +58,29 @@ test: setup ## set up, then run the whole test suite, end-to-end tests included
 
 test-e2e: setup ## run only the tests that start vLLM or several processes
 	$(PYTEST) -m e2e
+
+# torch_npu must never be in .venv: without CANN it breaks `import torch`. So the tests of the NPU
+# parts have an environment of their own, and a stand-in for CANN on the library path.
+$(NPU_STAMP): pyproject.toml
+	@test -x $(NPU_BIN)/python || $(PYTHON) -m venv .venv-npu
+	@echo "Installing torch_npu and Mooncake for NPUs into .venv-npu (a minute, about 2 GB) ..."
+	@$(NPU_BIN)/python -m pip install -qq --upgrade pip
+	@$(NPU_BIN)/python -m pip install -qq $(PIP_ARGS) $(NPU_PACKAGES) -e '.[test]'
+	@touch $@
+
+npu-libraries: $(NPU_STAMP)
+	@if $(NPU_BIN)/python -c 'import ctypes as c; [c.CDLL(n) for n in ("libibverbs.so.1", \
+	    "libnuma.so.1", "libcurl.so.4")]' 2>/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y libibverbs1 libnuma1 libcurl4; \
+	else \
+	    echo "Mooncake for NPUs needs libibverbs1, libnuma1 and libcurl4: install them" >&2; \
+	fi
+
+test-npu: $(NPU_STAMP) npu-libraries ## run the NPU tests on the real torch_npu, over a stand-in for CANN
+	$(NPU_BIN)/python tools/cann_double/build.py build/cann-double
+	LD_LIBRARY_PATH=$(CURDIR)/build/cann-double:$$LD_LIBRARY_PATH \
+	    $(NPU_BIN)/python -m pytest tests/conformance/devices tests/npu
 
 lint: setup ## ruff: rules
 	$(BIN)/ruff check $(SOURCES)

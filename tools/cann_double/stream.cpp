@@ -143,6 +143,14 @@ std::mutex g_mutex;
 std::set<Stream*> g_streams;
 uint64_t g_count = 0;
 
+// A launch takes a while, in the thread that launches: behind it lies all that waits for it.
+void launch() {
+  const auto limit = static_cast<uint64_t>(setting("CANN_DOUBLE_LAUNCH_US", 0));
+  if (limit == 0) return;
+  static thread_local Dice dice(static_cast<uint64_t>(gettid()));
+  std::this_thread::sleep_for(std::chrono::microseconds(dice.upto(limit)));
+}
+
 // The stream that a null handle means.
 Stream* default_stream() {
   static Stream* stream = new Stream(0);
@@ -252,6 +260,7 @@ EXPORT int aclrtMemcpyAsync(void* to, size_t limit, const void* from, size_t siz
   if (size > limit) return fail(kInvalidParam, "aclrtMemcpyAsync: larger than the target");
   const int code = check_copy(to, from, size, kind);
   if (code != kOk) return code;
+  launch();
   stream_of(stream)->put([=] { copy_now(to, from, size); });
   return kOk;
 }
@@ -334,6 +343,7 @@ EXPORT int aclrtDestroyEvent(void* handle) {
 }
 
 EXPORT int aclrtRecordEvent(void* event, void* stream) {
+  launch();
   EventWord* word = static_cast<Event*>(event)->word;
   const uint64_t record = word->recorded.fetch_add(1) + 1;
   stream_of(stream)->put([=] { complete(word, record); });

@@ -8,7 +8,7 @@ from kvworker.devices.factory import make_device
 from tests.conformance.devices.memory import (
     CpuMemory,
     DeviceMemory,
-    ExporterProcess,
+    DeviceProcess,
     KvMemory,
     kinds,
 )
@@ -28,7 +28,7 @@ def make_memory(kind: str) -> Iterator[MakeMemory]:
     if kind == "cpu":
         yield CpuMemory
         return
-    exporter = ExporterProcess(f"{kind}:0")
+    exporter = DeviceProcess("tests.conformance.devices.exporter_main", f"{kind}:0")
     yield lambda layout, seed: DeviceMemory(exporter, layout, seed)
     exporter.close()
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from kvcommon.memory.clock import EventClock
 from kvcommon.memory.export import family_of, make_exporter
 from tests.conformance.devices.memory import receive, send
 
@@ -64,6 +65,31 @@ class Engine:
         assert self._clock is not None
         self.enqueue(storages)
         return self._clock.settle(self._clock.stamp(), shared=True)
+
+    def queue_early(self, storages: list[bytes]) -> bytes:
+        """Wrong: the handle goes out although the record may still be in torch's queue."""
+        assert isinstance(self._clock, EventClock)
+        self.queue(storages)
+        self.enqueue([bytes(len(each)) for each in storages])
+        self.enqueue(storages)
+        stamp = self._clock.stamp()
+        slot = stamp % len(self._clock._events)
+        if not self._clock._handles[slot]:
+            self._clock._handles[slot] = self._clock.settle(stamp, shared=True)
+        return self._clock._handles[slot]
+
+    def queue_stale(self, storages: list[bytes]) -> bytes:
+        """Wrong: the event of the step before."""
+        assert self._clock is not None
+        before = self._clock.stamp()
+        self.enqueue(storages)
+        self._clock.stamp()
+        return self._clock.settle(before, shared=True)
+
+    def free_bytes(self) -> int:
+        """Device memory that is left."""
+        free: int = self._runtime.mem_get_info()[0]
+        return free
 
     def proof(self) -> Any:
         return msgspec.to_builtins(self._exporter.proof(), builtin_types=(bytes,))

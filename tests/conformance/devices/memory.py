@@ -18,7 +18,7 @@ from kvcommon.memory.handles import MemoryProof, StorageHandle
 from tests.kvworker.devices.layouts import NUM_LAYERS, Cache, block_in
 
 ROOT = Path(__file__).resolve().parents[3]
-#: An exporter process has to load torch and its device.
+#: Such a process has to load torch and its device.
 START_S = 90.0
 
 
@@ -110,21 +110,22 @@ class CpuMemory(KvMemory):
         self._cache.close()
 
 
-class ExporterProcess:
-    """A process with a device of its own that exports memory; see ``exporter_main``."""
+class DeviceProcess:
+    """A process with a device of its own, which answers commands until it is closed."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, module: str, *arguments: str) -> None:
         ours, theirs = socket.socketpair()
         ours.settimeout(START_S)
         self._socket = ours
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.exporter_main", str(theirs.fileno()), device],
+                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
                 env={**_environment()},
             )
-        self.ask("ready")
+        #: What it says once it has its device.
+        self.ready = self.ask("ready")
 
     def ask(self, command: str, *args: Any) -> Any:
         send(self._socket, (command, args))
@@ -161,7 +162,7 @@ def _exactly(link: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = link.recv(size - len(data))
         if not part:
-            raise EOFError("the exporter process has ended")
+            raise EOFError("the other process has ended")
         data += part
     return bytes(data)
 
@@ -169,7 +170,7 @@ def _exactly(link: socket.socket, size: int) -> bytes:
 class DeviceMemory(KvMemory):
     """Memory of a device, in a process of its own."""
 
-    def __init__(self, exporter: ExporterProcess, layout: CacheLayout, seed: int) -> None:
+    def __init__(self, exporter: DeviceProcess, layout: CacheLayout, seed: int) -> None:
         self.layout = layout
         self._exporter = exporter
         exporter.ask("make", contents(layout, seed))

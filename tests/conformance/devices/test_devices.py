@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +33,9 @@ def test_the_mapping_has_the_storages_in_order(cache: KvMemory, mapping: Mapping
     assert tuple(storage.size for storage in mapping.storages) == cache.layout.storage_bytes
 
 
-def test_copy_out_gathers_blocks_as_objects(device: Device, cache: KvMemory, mapping: Mapping) -> None:
+def test_copy_out_gathers_blocks_as_objects(
+    device: Device, cache: KvMemory, mapping: Mapping
+) -> None:
     memory, hosts = objects(cache, len(BLOCKS))
     device.copy_out(mapping, cache.layout.groups[0], range(NUM_LAYERS), BLOCKS, hosts)
     assert memory.raw == b"".join(cache.block(block) for block in BLOCKS)
@@ -100,7 +103,7 @@ def test_closing_twice_is_fine(device: Device, cache: KvMemory) -> None:
 
 
 def test_a_handle_of_something_else_is_refused(device: Device, cache: KvMemory) -> None:
-    wrong = {"file": {"st_ino": 1}, "npu": {"handle": b"x"}, "cuda": {"handle": b"x"}}
+    wrong: dict[str, dict[str, Any]] = {"file": {"st_ino": 1}, "npu": {"handle": b"x"}, "cuda": {"handle": b"x"}}
     handles = cache.handles()
     bad = [msgspec.structs.replace(handle, **wrong[tag(handle)]) for handle in handles]
     with pytest.raises(HandleError):
