@@ -6,7 +6,8 @@ import pytest
 
 from kvcommon import messages as msg
 from kvcommon import reasons
-from kvreplay.conclude import _MISSES, Facts, JobFacts, sentence
+from kvreplay.conclude import _MISSES, sentence
+from kvreplay.facts import Facts, JobFacts
 from kvreplay.story import Story, tell
 from kvsched.core import events as sched
 from tests.kvreplay import scenes

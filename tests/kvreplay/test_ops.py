@@ -42,3 +42,9 @@ def test_keys_of_commands() -> None:
     close = do.ClosePuts(op=1, engine="e#0", step=1, end=("a",), revoke=("b",))
     assert ops.keys_of(close) == ("a", "b")
     assert ops.keys_of(do.ProbeStore(op=1)) == ()
+
+
+def test_parts_of_a_key() -> None:
+    key = "kvf1-00ff-3-abcd"
+    assert (ops.key_mark(key), ops.key_group(key), ops.key_hash(key)) == ("00ff", 3, "abcd")
+    assert (ops.key_mark("x"), ops.key_group("x-y-z"), ops.key_group("")) == ("", -1, -1)

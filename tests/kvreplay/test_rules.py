@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvcommon import messages as msg
-from kvreplay.rules import Judgement, check_rules
+from kvreplay.judge import Judgement, check_rules
 from kvsched.core import commands as sched_do
 from kvsched.core import events as sched
 from kvworker.core import commands as work_do

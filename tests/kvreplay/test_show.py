@@ -74,3 +74,15 @@ def test_what_a_record_is_about(tmp_path: Path) -> None:
     scenes.add_request(scene)
     first = next(iter(scene.close().logs[0]))
     assert kinds_of(first) == {"requestadded", "sendtodaemon", "lookup"}
+
+
+def test_times_are_counted_from_the_first_record(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scenes.hit(scene)
+    logs = scene.close()
+    whole = list(select(logs, Filters()))
+    first = whole[0].at_ns
+    ms = scenes.MS
+    part = list(select(logs, Filters(from_ns=3 * ms, to_ns=6 * ms)))
+    assert [(entry.at_ns - first) // ms for entry in part] == [3, 4, 5]
+    assert part == whole[3:6]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcommon.eventlog import redact_id
 from kvreplay import story
 from kvreplay.loading import open_logs
 from kvsched.core.events import RequestFinished
@@ -80,3 +81,10 @@ def test_long_stories_are_cut_but_not_their_end(
     assert len(told.lines) == 3
     assert told.num_left_out > 0
     assert "took 64 tokens" in told.sentence
+
+
+def test_a_hashed_request_is_found_by_its_real_id(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    hashed = redact_id("chatcmpl-7")
+    scene.sched(RequestFinished(now_ns=scene.tick(), request_id=hashed))
+    assert story.find_request(scene.close(), "chatcmpl-7") == hashed

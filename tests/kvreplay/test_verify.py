@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -64,7 +65,7 @@ def ask(request_id: str = "r-1") -> MatchAsked:
     return MatchAsked(now_ns=5, request_id=request_id, num_tokens=100, num_local_tokens=0)
 
 
-def record(directory: Path, *events: SchedEvent, **sizes: int) -> LogSet:
+def record(directory: Path, *events: SchedEvent, **sizes: Any) -> LogSet:
     header = make_header("kvsched", "s", 1, Settings(offer=10), versions={})
     writer = LogWriter(directory, header, **sizes)
     recorder = Recorder(Offering(Settings(offer=10)), writer, "s")

@@ -68,9 +68,14 @@ class RequestLinks:
     #: Jobs whose blocks are still held, and whether the request itself still lives.
     alive: bool = False
     _open_jobs: set[int] = field(default_factory=set)
+    #: Rank of each namespace fingerprint, of every engine in the logs.
+    marks: dict[str, int] = field(default_factory=dict)
 
     def touch(self, entry: Entry) -> Touch:
         """Take in the next record; tell what of it belongs to the request."""
+        named = getattr(entry.event, "body", entry.event)
+        if isinstance(named, (sched.RanksKnown, msg.Hello)):
+            self.marks |= {rank.fingerprint: rank.rank for rank in named.ranks}
         if entry.core == "kvsched":
             return self._touch_sched(entry)
         return self._touch_worker(entry)

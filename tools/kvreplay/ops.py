@@ -66,6 +66,17 @@ def key_hash(key: str) -> str:
     return key.rpartition("-")[2]
 
 
+def key_mark(key: str) -> str:
+    """Return the namespace fingerprint in a store key."""
+    return "".join(key.split("-")[1:2])
+
+
+def key_group(key: str) -> int:
+    """Return the group in a store key; -1 if there is none."""
+    group = "".join(key.split("-")[2:3])
+    return int(group) if group.isdecimal() and len(group) < 10 else -1
+
+
 def plan_jobs(plan: msg.StepPlan) -> list[Job]:
     """Return every job of a plan, loads first."""
     return [*plan.loads, *plan.saves]

@@ -6,33 +6,19 @@ start or has gaps, what is not known is not judged.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from kvcommon import messages as msg
-from kvreplay.links import Mentions
-from kvreplay.loading import Entry, Log
-from kvreplay.merge import merge
+from kvreplay.loading import Entry
 from kvreplay.ops import ANSWERS, ended_op, key_hash, plan_jobs, started_op
 from kvreplay.words import spans
 from kvsched.core import commands as sched_do
 from kvsched.core import events as sched
 from kvworker.core import commands as work_do
 from kvworker.core import events as work
-
-
-@dataclass(frozen=True)
-class Violation:
-    """A rule that was broken, where, and by what."""
-
-    rule: str
-    log: str
-    seq: int
-    text: str
-    #: A request that it is about; empty if none is known.
-    request: str = ""
 
 
 @dataclass(frozen=True)
@@ -306,55 +292,3 @@ class LoadsWaitForGate(Rule):
                 if command.step > begun:
                     text = f"op {command.op} loads into blocks for step {command.step}, but the "
                     yield f"{text}newest begun step is {begun}", None
-
-
-ALL_RULES: tuple[type[Rule], ...] = (
-    OpsEndOnce,
-    JobsEndOnce,
-    FreeAfterEnds,
-    NothingTaintedPublished,
-    LoadsWaitForGate,
-)
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What the rules say about a set of logs."""
-
-    violations: list[Violation]
-    #: Violations beyond those listed.
-    num_more: int
-    open: list[Open]
-
-
-def check_rules(
-    logs: Sequence[Log],
-    whole: frozenset[str],
-    *,
-    rules: Sequence[type[Rule]] = ALL_RULES,
-    max_violations: int = 50,
-) -> Judgement:
-    """Check the rules over merged logs.
-
-    Args:
-        logs: the logs.
-        whole: labels of those that begin at their start and have no gaps; only there does the
-            absence of a record prove anything.
-        rules: what to check.
-        max_violations: list so many.
-    """
-    checks = [rule(whole) for rule in rules]
-    mentions = Mentions()
-    violations: list[Violation] = []
-    num_more = 0
-    for entry in merge(logs):
-        requests = mentions.of(entry)
-        for rule in checks:
-            for text, job_id in rule.check(entry):
-                if len(violations) >= max_violations:
-                    num_more += 1
-                    continue
-                request = "" if job_id is None else mentions.job(job_id, requests)
-                request = request or min(requests, default="")
-                violations.append(Violation(rule.name, entry.log, entry.seq, text, request))
-    return Judgement(violations, num_more, [one for rule in checks for one in rule.open()])

@@ -24,17 +24,25 @@ class Filters:
     ticks: bool = False
     #: Type of the event, of a command, or of a message in one of them; case does not matter.
     kind: str | None = None
+    #: Nanoseconds after the first record: from (with), to (without).
+    from_ns: int = 0
+    to_ns: int | None = None
 
 
 def select(logs: LogSet, filters: Filters) -> Iterator[Entry]:
     """Yield the records that fit, in causal order."""
     links = RequestLinks(filters.request) if filters.request is not None else None
     op_steps: dict[tuple[str, int], int] = {}
+    start_ns: int | None = None
     for entry in merge(logs.logs):
+        start_ns = entry.at_ns if start_ns is None else start_ns
+        offset_ns = entry.at_ns - start_ns
+        if filters.to_ns is not None and offset_ns >= filters.to_ns:
+            return
         steps = _steps_of(entry, op_steps)
         # Links read every record, whatever the other filters say.
         touched = links is None or bool(links.touch(entry))
-        if not touched:
+        if not touched or offset_ns < filters.from_ns:
             continue
         parts = (entry.event, *entry.commands)
         if entry.kind == "Ticked" and not (entry.commands or entry.fault or filters.ticks):

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from kvreplay.conclude import Collector, Facts, sentence
+from kvcommon.eventlog import redact_id
+from kvreplay.conclude import sentence
+from kvreplay.facts import Collector, Facts
 from kvreplay.links import Mentions, RequestLinks
 from kvreplay.loading import LogSet, plain
 from kvreplay.merge import merge
@@ -69,13 +71,19 @@ class Story:
 def find_request(logs: LogSet, prefix: str) -> str:
     """Return the one request id that is ``prefix`` or begins with it.
 
+    In logs with hashed ids, the whole of the real id finds its request too.
+
     Raises:
         NoSuchRequestError: there is none, or several.
     """
     found: set[str] = set()
     mentions = Mentions()
+    hashed = redact_id(prefix)
     for entry in merge(logs.logs):
-        found |= {one for one in mentions.of(entry) if one.startswith(prefix)}
+        requests = mentions.of(entry)
+        if hashed in requests:
+            return hashed
+        found |= {one for one in requests if one.startswith(prefix)}
         if prefix in found:
             return prefix
         if len(found) > MAX_CANDIDATES:

@@ -14,9 +14,9 @@ import msgspec
 
 from kvcommon.eventlog import Core
 from kvcommon.eventlog.redact import FAULT_TEXT, redact_fault
+from kvreplay.judge import Judgement, check_rules
 from kvreplay.links import Mentions
 from kvreplay.loading import DECODE_ERRORS, Entry, Log, LogSet, plain
-from kvreplay.rules import Judgement, check_rules
 from kvreplay.words import command_text, event_text
 
 AnyCore = Core[Any, Any]
