@@ -34,7 +34,8 @@ def make_memory(kind: str) -> Iterator[MakeMemory]:
 
 
 @pytest.fixture(scope="session")
-def device(kind: str) -> Device:
+def device(kind: str, make_memory: MakeMemory) -> Device:
+    # After the other process: a device may set variables that are not for an engine.
     made = make_device(f"{kind}:0")
     made.bind_thread()
     return made

@@ -170,30 +170,30 @@ def _exactly(link: socket.socket, size: int) -> bytes:
 class DeviceMemory(KvMemory):
     """Memory of a device, in a process of its own."""
 
-    def __init__(self, exporter: DeviceProcess, layout: CacheLayout, seed: int) -> None:
+    def __init__(self, process: DeviceProcess, layout: CacheLayout, seed: int) -> None:
         self.layout = layout
-        self._exporter = exporter
-        exporter.ask("make", contents(layout, seed))
+        self.process = process
+        process.ask("make", contents(layout, seed))
 
     def handles(self) -> tuple[StorageHandle, ...]:
-        return msgspec.convert(self._exporter.ask("handles"), tuple[StorageHandle, ...])
+        return msgspec.convert(self.process.ask("handles"), tuple[StorageHandle, ...])
 
     def everything(self) -> list[bytes]:
-        found: list[bytes] = self._exporter.ask("everything")
+        found: list[bytes] = self.process.ask("everything")
         return found
 
     def overwrite(self, storages: Sequence[bytes]) -> None:
-        self._exporter.ask("overwrite", storages)
+        self.process.ask("overwrite", storages)
 
     def queue(self, storages: Sequence[bytes]) -> bytes:
-        event: bytes = self._exporter.ask("queue", storages)
+        event: bytes = self.process.ask("queue", storages)
         return event
 
     def proof(self) -> MemoryProof | None:
-        return msgspec.convert(self._exporter.ask("proof"), MemoryProof)
+        return msgspec.convert(self.process.ask("proof"), MemoryProof)
 
     def proven(self) -> bool:
-        return bool(self._exporter.ask("proven"))
+        return bool(self.process.ask("proven"))
 
     def close(self) -> None:
-        self._exporter.ask("drop")
+        self.process.ask("drop")

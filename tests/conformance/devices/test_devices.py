@@ -103,7 +103,11 @@ def test_closing_twice_is_fine(device: Device, cache: KvMemory) -> None:
 
 
 def test_a_handle_of_something_else_is_refused(device: Device, cache: KvMemory) -> None:
-    wrong: dict[str, dict[str, Any]] = {"file": {"st_ino": 1}, "npu": {"handle": b"x"}, "cuda": {"handle": b"x"}}
+    wrong: dict[str, dict[str, Any]] = {
+        "file": {"st_ino": 1},
+        "npu": {"handle": b"x"},
+        "cuda": {"handle": b"x"},
+    }
     handles = cache.handles()
     bad = [msgspec.structs.replace(handle, **wrong[tag(handle)]) for handle in handles]
     with pytest.raises(HandleError):
