@@ -143,12 +143,15 @@ class Ranks:
         return self._identities
 
     def send(self, index: int, body: Message, cause: str) -> None:
-        """Say something to the daemon of rank ``index``; a full queue is a lost daemon."""
+        """Say something to the daemon of rank ``index``; a full queue is a lost daemon.
+
+        What was not said is made up for by a new conversation's ``Hello``.
+        """
         rank = self._ranks[index]
         if rank.link.send(body, cause):
             rank.sent_at = self._now_ns()
         elif not rank.suspect:
-            self._lost(rank, "its queue is full or closed")
+            self._break(rank, self._now_ns(), "its queue is full or closed")
 
     def poll(self) -> None:
         """Take in everything that has arrived, without waiting."""
@@ -252,8 +255,10 @@ class Ranks:
         self._lost(rank, message.reason)
         rank.reopen_at = now_ns + _REFUSED_NS
 
-    def _break(self, rank: Rank, now_ns: int) -> None:
-        self._lost(rank, "the conversation is out of step")
+    def _break(
+        self, rank: Rank, now_ns: int, reason: str = "the conversation is out of step"
+    ) -> None:
+        self._lost(rank, reason)
         rank.reopen_at = max(now_ns, rank.opened_at + _REOPEN_NS)
 
     def _lost(self, rank: Rank, reason: str) -> None:
