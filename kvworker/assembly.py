@@ -101,5 +101,12 @@ def assemble(
         writer = open_sink(Path(log), header, config.log_options, alarm)
     core = WorkerCore(core_config)
     recorder = Recorder[WorkerEvent, WorkerCommand](core, writer, name, validate=config.validate)
-    executor = Executor(device, store, post, time.monotonic_ns, save_nice=config.save_nice)
+    executor = Executor(
+        device,
+        store,
+        post,
+        time.monotonic_ns,
+        save_nice=config.save_nice,
+        save_layerwise=config.save == "layerwise",
+    )
     return Machinery(store, core, recorder, writer, executor)

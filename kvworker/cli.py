@@ -23,6 +23,13 @@ app = typer.Typer(
 EXIT_USAGE = 2
 
 
+class SaveMode(str, enum.Enum):
+    """Choices of ``--save``."""
+
+    AUTO = "auto"
+    LAYERWISE = "layerwise"
+
+
 class StoreKind(str, enum.Enum):
     """Stores that a daemon can use."""
 
@@ -105,6 +112,13 @@ def serve(  # noqa: PLR0917 (typer passes them by name)
         bool,
         typer.Option("--no-wait", help="Fail if the store is not there, instead of waiting."),
     ] = False,
+    save: Annotated[
+        SaveMode,
+        typer.Option(
+            help="auto: copy whole blocks after the step where the store is this process's own "
+            "memory, else layer by layer; layerwise: always layer by layer."
+        ),
+    ] = SaveMode.AUTO,
     save_nice: Annotated[
         int, typer.Option(min=0, max=19, help="Niceness of the saving thread.")
     ] = 10,
@@ -133,6 +147,7 @@ def serve(  # noqa: PLR0917 (typer passes them by name)
             event_log_redact=event_log_redact,
             event_log_compress=event_log_compress,
             validate=validate,
+            save=save.value,
             save_nice=save_nice,
         )
     except ConfigError as error:

@@ -146,6 +146,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     heartbeat_ms: PositiveInt = 1000
     #: Niceness of the threads that save, relative to the others.
     save_nice: Annotated[int, msgspec.Meta(ge=0, le=19)] = 10
+    #: ``layerwise``: write layers while the step computes, publish after its verdict. ``auto``: so,
+    #: but where the store lies in this process's memory, copy whole blocks there after the verdict,
+    #: which takes a fraction of the processor time.
+    save: Literal["auto", "layerwise"] = "auto"
 
     @property
     def log_options(self) -> LogOptions:

@@ -67,6 +67,9 @@ class WriteLayers(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Write layers ``[first_layer, end_layer)`` of these blocks into their open put sessions.
 
     One store call. Block ``block_ids[i]`` goes to ``keys[i]``. → ``LayersWritten``.
+
+    With ``whole`` there are no sessions (``PutsOpened.whole``): the layers are all of them, and the
+    call also publishes the objects. It is therefore only given after the verdict.
     """
 
     op: int
@@ -79,6 +82,7 @@ class WriteLayers(Command, frozen=True, kw_only=True, omit_defaults=True):
     end_layer: int
     #: Device event after which the layers are written; empty: they are.
     event: bytes = b""
+    whole: bool = False
 
 
 class ClosePuts(Command, frozen=True, kw_only=True, omit_defaults=True):

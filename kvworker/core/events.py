@@ -80,6 +80,9 @@ class PutsOpened(Event, frozen=True, kw_only=True, omit_defaults=True):
 
     op: int
     outcomes: tuple[Outcome, ...]
+    #: No session was opened: this store takes whole objects in one call, and far more cheaply. OK
+    #: keys are to be written by one ``WriteLayers(whole=True)``, after the verdict.
+    whole: bool = False
 
 
 class LayersWritten(Event, frozen=True, kw_only=True, omit_defaults=True):

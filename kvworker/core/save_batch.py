@@ -49,6 +49,8 @@ class SaveBatch:
     #: Layers that can be read.
     ready: int = 0
     verdict: bool = False
+    #: The store takes whole objects; there are no sessions (``PutsOpened.whole``).
+    whole: bool = False
     #: When the verdict came.
     verdict_ns: int = 0
     #: The layers that are missing will never be computed.
@@ -86,6 +88,10 @@ class SaveBatch:
         """Say whether every layer of the job's blocks can be read by now."""
         begun = self.engine.progress.begun >= self.step
         return begun and self.ready_layers(job) == self.num_layers
+
+    def is_due(self, job: Job, block: Block) -> bool:
+        """Say whether the object can be published: written, or (whole) ready to be."""
+        return self.can_complete(job) if self.whole else self.is_complete(block)
 
     def is_complete(self, block: Block) -> bool:
         """Say whether every byte of the object was written."""

@@ -133,6 +133,7 @@ class Saves:
     def _opened(self, batch: SaveBatch, parts: Sequence[Part], event: PutsOpened) -> None:
         self._breaker.note(event.outcomes)
         self._answered(batch)
+        batch.whole = event.whole
         for (_, block), outcome in zip(parts, event.outcomes, strict=True):
             if outcome is Outcome.OK:
                 block.held = True
@@ -143,10 +144,10 @@ class Saves:
         self.advance(batch)
 
     def _advance_open(self, batch: SaveBatch) -> None:
-        if self._write(batch):
+        if not batch.whole and self._write(batch):
             return
         live = tuple(batch.parts(BlockState.OPEN))
-        complete = [part for part in live if batch.is_complete(part.block)]
+        complete = [part for part in live if batch.is_due(part.job, part.block)]
         if live and not batch.verdict:
             return
         if len(complete) < len(live) and not batch.hopeless:
@@ -154,7 +155,52 @@ class Saves:
         for part in live:
             if part not in complete:
                 part.block.move(BlockState.FAILED, reasons.LATE)
-        self._close(batch, complete)
+        if not batch.whole:
+            self._close(batch, complete)
+        elif complete:
+            self._put_whole(batch, complete)
+        else:
+            self._release(batch)
+
+    def _put_whole(self, batch: SaveBatch, parts: Sequence[Part]) -> None:
+        """Store and publish these blocks in one call."""
+        command = WriteLayers(
+            op=self._kernel.next_op(),
+            engine=batch.engine.key,
+            step=batch.step,
+            group=batch.group.group,
+            keys=tuple(part.block.key for part in parts),
+            block_ids=tuple(part.block.block_id for part in parts),
+            first_layer=0,
+            end_layer=batch.num_layers,
+            event=batch.engine.progress.event,
+            whole=True,
+        )
+        batch.move(SaveState.WRITING)
+        batch.op = self._kernel.start(command, partial(self._stored, batch, parts))
+
+    def _stored(self, batch: SaveBatch, parts: Sequence[Part], event: LayersWritten) -> None:
+        self._breaker.note(event.outcomes)
+        self._answered(batch)
+        for (job, block), outcome, got in zip(parts, event.outcomes, event.num_bytes, strict=True):
+            block.num_bytes += got
+            job.moved_bytes(event.started_ns, event.now_ns)
+            if outcome is not Outcome.OK:
+                block.move(*MEANING[outcome])
+                continue
+            block.num_layers = batch.num_layers
+            assert batch.is_complete(block), f"{block.key} was stored with bytes missing"
+            self._kernel.count("puts_ended", 1)
+            block.move(BlockState.DONE)
+        self.advance(batch)
+
+    def _release(self, batch: SaveBatch) -> None:
+        """Forget a batch that holds no session."""
+        self._settle(batch)
+        for key in batch.leftover:
+            del self.writers[key]
+        batch.leftover.clear()
+        self._finish(batch)
 
     def _write(self, batch: SaveBatch) -> bool:
         """Write what became readable meanwhile, of blocks that are equally far."""

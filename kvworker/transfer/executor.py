@@ -70,6 +70,7 @@ class Executor:
         now_ns: Callable[[], int],
         *,
         save_nice: int = 10,
+        save_layerwise: bool = True,
         layers_per_read: int = 1,
         staging_bytes: int = STAGING_BYTES,
     ) -> None:
@@ -81,6 +82,8 @@ class Executor:
             post: Takes an event from any thread; must not raise and not block.
             now_ns: Monotonic clock.
             save_nice: By how much the save thread raises its niceness.
+            save_layerwise: Always save by put sessions, layer by layer, also where the store takes
+                whole objects more cheaply.
             layers_per_read: Layers per read of objects that are not in this process.
             staging_bytes: Size of each staging buffer, if the device needs any.
         """
@@ -99,7 +102,7 @@ class Executor:
         self._maps = EngineMaps(device, store, now_ns, self._staging)
         finder = Finder(store, now_ns)
         loader = Loader(device, store, now_ns, load_staging, layers_per_read)
-        saver = Saver(device, store, now_ns, save_staging)
+        saver = Saver(device, store, now_ns, save_staging, layerwise=save_layerwise)
         self._operations: dict[type, Callable[[Job], WorkerEvent]] = {
             FindKeys: finder.find,
             ResetNamespace: finder.reset,

@@ -17,9 +17,16 @@ class Saver:
     """Performs the save thread's commands."""
 
     def __init__(
-        self, device: Device, store: Store, now_ns: Callable[[], int], staging: Staging | None
+        self,
+        device: Device,
+        store: Store,
+        now_ns: Callable[[], int],
+        staging: Staging | None,
+        *,
+        layerwise: bool = True,
     ) -> None:
-        """``staging`` is there if the device is not direct."""
+        """``staging`` is there if the device is not direct; ``layerwise``: always by sessions."""
+        self._layerwise = layerwise
         self._device = device
         self._store = store
         self._now_ns = now_ns
@@ -30,6 +37,13 @@ class Saver:
         command, memory = job.command, job.memory
         assert isinstance(command, OpenPuts)
         assert memory is not None
+        if self._staging is None and not self._layerwise and self._store.whole_puts:
+            return PutsOpened(
+                now_ns=self._now_ns(),
+                op=command.op,
+                outcomes=(Outcome.OK,) * len(command.keys),
+                whole=True,
+            )
         size = memory.pieces(command.group).object_bytes
         outcomes: Sequence[Outcome] = ()
         if command.keys:
@@ -50,7 +64,8 @@ class Saver:
         if self._staging is None:
             blocks = zip(command.keys, command.block_ids, strict=True)
             ranges = [RangeIO(k, span.addresses(b), span.sizes, span.offsets) for k, b in blocks]
-            outcomes = self._store.put_ranges(ranges) if ranges else []
+            put = self._store.put_objects if command.whole else self._store.put_ranges
+            outcomes = put(ranges) if ranges else []
         else:
             outcomes = self._write_staged(job, command, memory, pieces, self._staging)
         return LayersWritten(

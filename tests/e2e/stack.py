@@ -45,6 +45,7 @@ class Stack:
         model: Path,
         mooncake: Path | None,
         devices: Sequence[str] = ("cpu:0",),
+        save: str = "layerwise",
     ) -> None:
         self.folder = folder
         self.model = model
@@ -53,6 +54,7 @@ class Stack:
         self.logs = folder / "logs"
         self._exits = contextlib.ExitStack()
         self._devices = devices
+        self._save = save
         self._count = 0
         self.daemons: dict[str, DaemonProcess] = {}
 
@@ -79,7 +81,9 @@ class Stack:
             self.run_dir,
             self.folder / f"daemon-{device.replace(':', '-')}.log",
             device=device,
-            arguments=[*store, "--event-log", str(self.logs), "--validate"],
+            arguments=[
+                *store, "--event-log", str(self.logs), "--validate", "--save", self._save,
+            ],
         )
 
     def connector(
