@@ -170,7 +170,11 @@ class SchedCore:
         rank.attached = event.attached
         rank.lost = rank.late = False
         rank.acks = {}
-        return [*commands, *self._judge.repeat(rank)]
+        commands += self._judge.repeat(rank)
+        if rank.owes_reset:
+            rank.owes_reset = False
+            commands += self._state.send_all([rank], ResetStore())
+        return commands
 
     def _daemon_lost(self, event: DaemonLost) -> list[SchedCommand]:
         rank = self._state.ranks.get(event.rank)
@@ -233,4 +237,6 @@ class SchedCore:
             state.refresh_active(record)
         self._judge.taint_all()
         state.counters["resets"] += 1
+        for rank in state.ranks.all():
+            rank.owes_reset = rank.lost
         return [*commands, *state.send_all(state.ranks.all(), ResetStore())]

@@ -5,7 +5,7 @@ step, never from a sum kept here: a failed load sets the former back.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 
@@ -68,26 +68,48 @@ def savable_end(record: RequestRecord, scheduled: ScheduledRequest, config: Core
 
 
 def rewrite(
-    spoilt: set[int],
+    spoilt: dict[int, int],
     known: Sequence[tuple[RequestRecord, ScheduledRequest]],
     block_size: int,
 ) -> None:
-    """Take from ``spoilt`` the blocks that a step writes anew from right ones.
+    """Note in ``spoilt`` what a step writes anew from right values.
 
-    A block counts as written if the step computes its first token. Requests of one step may build
-    on each other's blocks, in any order.
+    A block leaves it when all its tokens are written anew, in one step or several: vLLM may still
+    have the block in its prefix cache, and a request that was preempted half way finds it there.
+    Requests of one step may build on each other's blocks, in any order.
     """
-    changed = bool(spoilt)
-    while changed:
+    waiting = list(known) if spoilt else []
+    changed = True
+    while changed and waiting:
         changed = False
-        for record, scheduled in known:
-            computed = scheduled.num_computed_tokens
-            first = math.ceil(computed / block_size)
-            end = math.ceil((computed + scheduled.num_scheduled_tokens) / block_size)
-            written = spoilt.intersection(record.blocks[first:end])
-            if written and first_in(record.blocks[:first], spoilt) is None:
-                spoilt -= written
+        for pair in list(waiting):
+            if _rewrite_one(spoilt, *pair, block_size):
+                waiting.remove(pair)
                 changed = True
+
+
+def _rewrite_one(
+    spoilt: dict[int, int], record: RequestRecord, scheduled: ScheduledRequest, block_size: int
+) -> bool:
+    """Return False if the request builds on wrong values."""
+    start = scheduled.num_computed_tokens
+    end = start + scheduled.num_scheduled_tokens
+    first = start // block_size
+    if first_in(record.blocks[:first], spoilt) is not None:
+        return False
+    for index in range(first, math.ceil(end / block_size)):
+        if index >= len(record.blocks):
+            break
+        right = spoilt.get(record.blocks[index])
+        if right is None:
+            continue
+        if start - index * block_size > right:
+            return False
+        right = max(right, min(block_size, end - index * block_size))
+        spoilt[record.blocks[index]] = right
+        if right == block_size:
+            del spoilt[record.blocks[index]]
+    return True
 
 
 def plan_saves(
@@ -95,7 +117,7 @@ def plan_saves(
     scheduled: ScheduledRequest,
     config: CoreConfig,
     ledger: Ledger,
-    spoilt: set[int],
+    spoilt: Container[int],
 ) -> SavePlan:
     """Decide what the step saves of one request.
 
@@ -109,7 +131,7 @@ def plan_saves(
         return SavePlan(parts=(), saved_until=record.saved_until)
     earlier = min(record.full_seen, scheduled.num_computed_tokens // config.block_size)
     room = max(0, config.max_held_blocks - ledger.num_held_blocks)
-    bad = first_in(record.blocks, spoilt) if spoilt else None
+    bad = first_in(record.blocks, spoilt)
     chosen: list[int] = []
     deferred = False
     stop = start

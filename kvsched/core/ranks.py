@@ -16,6 +16,8 @@ class Rank(msgspec.Struct, kw_only=True):
     #: It cannot be reached (true until its first ``Welcome``).
     lost: bool = True
     store_up: bool = True
+    #: It has not been told to forget what is stored: it could not be reached.
+    owes_reset: bool = False
     #: Step → time of the plans that it has not acknowledged.
     acks: dict[int, int] = {}
     #: An acknowledgement is overdue.

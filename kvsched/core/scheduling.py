@@ -93,7 +93,8 @@ class Planner:
             record = self._state.find(load.request_id, load.serial)
             if record is not None and load.asynchronous:
                 record.async_job = job.job_id
-            self._state.spoilt.difference_update(load.block_ids)
+            for block_id in load.block_ids:
+                self._state.spoilt.pop(block_id, None)
             if load.cancelled:
                 self._state.cancel[job.job_id] = None
             jobs.append(job)

@@ -33,9 +33,10 @@ class CoreState:
         self.pending: dict[str, PendingLoad] = {}
         #: Asynchronous loads that the model side must be told to give up.
         self.cancel: dict[int, None] = {}
-        #: Blocks that may hold wrong bytes since a load failed: until they are written again from
-        #: right ones, no block of a table that comes after one of them is saved.
-        self.spoilt: set[int] = set()
+        #: Blocks that may hold wrong bytes since a load failed → how many of their first tokens
+        #: were written again from right ones. While a block is here, neither it nor what comes
+        #: after it in a table is saved.
+        self.spoilt: dict[int, int] = {}
         #: Counters by the names of ``docs/metrics.md``.
         self.counters: Counter[str] = Counter()
         self._last_serial = 0

@@ -6,7 +6,7 @@ load makes wrong not only the blocks that it should have filled but all that was
 them, in its own step and in later steps that were already under way.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import msgspec
 
@@ -90,7 +90,7 @@ class Steps:
         return now_ns - max(record.planned_ns, self.finished_ns)
 
 
-def first_in(table: list[int], bad: set[int]) -> int | None:
+def first_in(table: list[int], bad: Container[int]) -> int | None:
     """Return the index of the first block of ``table`` that is in ``bad``."""
     return next((index for index, block_id in enumerate(table) if block_id in bad), None)
 

@@ -76,7 +76,7 @@ class Judge:
         tables = [record.blocks for record in state.requests.values()]
         tables += [note.table for record in later for note in record.saves]
         spoilt = spoiled(bad, tables)
-        state.spoilt |= spoilt
+        state.spoilt.update(dict.fromkeys(spoilt, 0))
         for record in later:
             for note in record.saves:
                 if first_in(note.table, spoilt) is not None:

@@ -125,6 +125,14 @@ def test_a_reset_forgets_what_is_stored_and_publishes_nothing_older() -> None:
     assert saved_blocks(play.step(4, new("a", range(11, 18), 0, 100))) == list(range(11, 17))
 
 
+def test_a_daemon_that_missed_a_reset_makes_up_for_it_before_it_serves() -> None:
+    play = Play(ranks=2)
+    play.lost(1, dead=True)
+    assert len(told(play.say(ResetAsked(now_ns=play.now_ns)), ResetStore)) == 1
+    assert play.daemon(1, epoch=9) == [SendToDaemon(rank=1, body=ResetStore())]
+    assert play.daemon(1, epoch=10) == []
+
+
 def test_two_requests_with_the_same_prompt_save_it_once() -> None:
     play = Play()
     play.admit("a", 64, 0, range(1, 5))
