@@ -99,11 +99,13 @@ class Attachment:
         link.send(self._export())
         # By the clock, not after silence: the daemon's own heartbeats break every silence.
         due = time.monotonic() + self._heartbeat_s
+        connected = False
         while not self._stop.is_set():
             link.wait(max(0.0, due - time.monotonic()) * 1e3)
             if time.monotonic() >= due:
                 due = time.monotonic() + self._heartbeat_s
-                if self.attached:
+                # Attached or not: the lease counts from ``Attach`` on, and mapping may take long.
+                if connected:
                     link.send(Heartbeat())
             for change in link.changes():
                 if change is LinkChange.DISCONNECTED:
@@ -111,6 +113,7 @@ class Attachment:
                         logger.warning("kvferry: the daemon has gone; waiting for it to come back")
                     # Not at once: whoever is there may be hanging up on everybody.
                     return _BROKEN_S
+                connected = True
             while (message := link.receive()) is not None:
                 if isinstance(message, Attached):
                     self._attached(message)

@@ -144,14 +144,18 @@ class PeerTable:
         envelope: Envelope,
         body: ToDaemon | None,
     ) -> bool:
-        """Say whether message 1 begins the conversation ``key``."""
+        """Say whether message 1 begins the conversation ``key``.
+
+        Not if it repeats the one that has begun it: who begins again takes another identity.
+        """
+        if peer is not None and (peer.identity, peer.epoch) == (identity, envelope.epoch):
+            return False
         if key.role is Role.MODEL:
             return isinstance(body, Attach)
         if key.role is Role.SCHEDULER:
             return isinstance(body, Hello)
         model = self._peers.get(PeerKey(key.engine, Role.MODEL))
-        fresh = peer is None or peer.identity != identity
-        return fresh and model is not None and model.epoch == envelope.epoch
+        return model is not None and model.epoch == envelope.epoch
 
     def _open(
         self,
