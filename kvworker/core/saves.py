@@ -187,11 +187,13 @@ class Saves:
             job.moved_bytes(event.started_ns, event.now_ns)
             if outcome is not Outcome.OK:
                 block.move(*MEANING[outcome])
-                continue
-            block.num_layers = batch.num_layers
-            assert batch.is_complete(block), f"{block.key} was stored with bytes missing"
-            self._kernel.count("puts_ended", 1)
-            block.move(BlockState.DONE)
+            elif got != batch.group.object_bytes:
+                self._kernel.count("short_writes")
+                block.move(BlockState.FAILED, reasons.TRANSFER_FAILED)
+            else:
+                block.num_layers = batch.num_layers
+                self._kernel.count("puts_ended", 1)
+                block.move(BlockState.DONE)
         self.advance(batch)
 
     def _release(self, batch: SaveBatch) -> None:

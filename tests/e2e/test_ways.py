@@ -1,15 +1,21 @@
 """The ways an engine can use the store: load modes, roles, inline, decode, several engines."""
 
 import re
+from pathlib import Path
 
+import msgspec
 import pytest
+from localmaster import LocalMaster
 
+from kvcommon.eventlog import read_log
+from kvworker.core.commands import WorkerCommand, WriteLayers
 from tests.e2e.engines import EngineProcess, differs
-from tests.e2e.stack import Stack, assert_same, block_digests, cold, prompt
+from tests.e2e.stack import Stack, assert_same, block_digests, cold, mooncake_file, prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 BLOCK = 32
+worker_commands = msgspec.msgpack.Decoder(list[WorkerCommand])
 
 
 def save_and_load(
@@ -150,3 +156,21 @@ def test_the_engine_core_in_a_process_of_its_own(stack: Stack, reference: Engine
         got = engine.generate([words])
         assert_same(got, wanted)
         assert got[0]["cached"] == 810 // BLOCK * BLOCK
+
+
+def test_whole_objects_into_the_daemons_own_segment(
+    model: Path, master: LocalMaster, reference: EngineProcess, tmp_path: Path
+) -> None:
+    with Stack(tmp_path, model, mooncake_file(tmp_path, master.address), save="auto") as stack:
+        with stack.engine(stack.connector(label="whole")) as engine:
+            engine.call("wait_attached")
+            save_and_load(stack, engine, reference, 1800)
+        writes = [
+            command
+            for path in stack.logs.glob("kvworker-*.kvlog")
+            for record in read_log(path)
+            for command in worker_commands.decode(record.commands)
+            if isinstance(command, WriteLayers)
+        ]
+    assert writes
+    assert all(command.whole for command in writes)

@@ -199,6 +199,8 @@ class CoreMachine(RuleBasedStateMachine):
             words = _GET
         elif isinstance(command, (OpenPuts, ClosePuts)):
             words = _PUT
+            if isinstance(command, OpenPuts):
+                fields["whole"] = self._draw(st.booleans())
         elif isinstance(command, WriteLayers):
             fields["short"] = self._draw(st.sampled_from([0, 0, 0, 0, 1]))
         if op in self.world.cancelled:

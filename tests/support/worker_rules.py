@@ -104,7 +104,13 @@ class Rules:
             planned = self._job_of(rank, block_id)
             assert (block_id, name) in planned.parts, "a block under another block's key"
             assert planned.end is None, "the job has ended"
-            assert self.puts[name] == command.first_layer, "layers out of order"
+            if command.whole:
+                assert (command.first_layer, command.end_layer) == (0, NUM_LAYERS), "not whole"
+                assert name not in self.puts, "a whole object over an open session"
+                assert command.step in rank.judged, "publishes before the verdict"
+                assert not planned.tainted, "publishes what is tainted"
+            else:
+                assert self.puts[name] == command.first_layer, "layers out of order"
             job = planned.job
             assert isinstance(job, SaveJob)
             ready = NUM_LAYERS if job.computed else rank.computed.get(command.step, 0)

@@ -211,14 +211,18 @@ class World(Rules):
         each = (*outcomes, *(Outcome.OK,) * len(keys))[: len(keys)]
         good = [name for name, outcome in zip(keys, each, strict=True) if outcome is Outcome.OK]
         if isinstance(command, OpenPuts):
-            self.puts.update(dict.fromkeys(good, 0))
+            if not fields.get("whole"):
+                self.puts.update(dict.fromkeys(good, 0))
         elif isinstance(command, WriteLayers):
             due = (command.end_layer - command.first_layer) * LAYER_BYTES
             num_bytes = [due * (outcome is Outcome.OK) for outcome in each]
             num_bytes[0] = max(0, num_bytes[0] - short)
             fields["num_bytes"] = tuple(num_bytes)
             good = [name for name, got in zip(keys, num_bytes, strict=True) if got == due]
-            self.puts.update(dict.fromkeys(good, command.end_layer))
+            if command.whole:
+                self.published.update(good)
+            else:
+                self.puts.update(dict.fromkeys(good, command.end_layer))
         elif isinstance(command, ClosePuts):
             for name in (*command.end, *command.revoke):
                 del self.puts[name]
