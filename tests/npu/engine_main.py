@@ -130,6 +130,14 @@ class Engine:
             time.sleep(0.005)
         return self.attachment.capabilities
 
+    def refusal(self) -> str:
+        """Wait until the daemon refuses; returns why."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.attachment._refused:
+            assert time.monotonic() < deadline, "not refused"
+            time.sleep(0.005)
+        return self.attachment._refused
+
     def save(self, step: int, seed: int, blocks: list[int]) -> None:
         """A step that computes blocks layer by layer; nothing is waited for."""
         self.model.bind(step_metadata(TellModel(step=step, saves=True)))

@@ -28,12 +28,18 @@ from tests.support.daemonproc import DaemonProcess, daemon
 
 #: Nothing in these tests takes longer.
 LOAD_MS = 20_000.0
-DELAYS = {"CANN_DOUBLE_DELAY_US": "2500"}
 
 
-def adversarial(seed: int, delay_us: int = 2500) -> dict[str, str]:
-    """The environment of processes whose device is slow and out of order."""
-    return {"CANN_DOUBLE_SEED": str(seed), "CANN_DOUBLE_DELAY_US": str(delay_us)}
+@contextlib.contextmanager
+def adversarial(seed: int, delay_us: int = 2500, **more: str) -> Iterator[None]:
+    """Processes that start now have a device that is slow and out of order."""
+    before = dict(os.environ)
+    os.environ.update(CANN_DOUBLE_SEED=str(seed), CANN_DOUBLE_DELAY_US=str(delay_us), **more)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def mapped_segments(pid: int) -> int:
@@ -46,9 +52,14 @@ class Engine:
     """An engine's two sides: a process with a device, and the scheduler side here."""
 
     def __init__(
-        self, served: DaemonProcess, cache: str, name: str = "e", rank: int = 0, index: int = 0
+        self,
+        served: DaemonProcess,
+        cache: str,
+        process: DeviceProcess,
+        name: str = "e",
+        rank: int = 0,
     ) -> None:
-        self.process = DeviceProcess("tests.npu.engine_main", str(index))
+        self.process = process
         self._served = served
         self._name, self._rank = name, rank
         _, mark, self.object_bytes = self.process.ask(
@@ -141,27 +152,41 @@ class Engine:
         assert self.process.ask("finished") == []
         return self.scheduler.hear(JobsEnded).ends[0]
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """Detach, and free the memory as soon as the daemon has let go of it. Idempotent."""
         if self.scheduler is not None:
             self.scheduler.close()
-        if self.process.process.poll() is None:
-            self.process.close()
+            self.scheduler = None
+            if self.process.process.poll() is None:
+                self.process.ask("leave")
 
 
 @contextlib.contextmanager
-def engine(served: DaemonProcess, cache: str, **options: object) -> Iterator[Engine]:
-    """An engine that ends with the block."""
-    made = Engine(served, cache, **options)  # type: ignore[arg-type]
+def engine_process(index: int = 0) -> Iterator[DeviceProcess]:
+    """A process for engines on a card, one after another."""
+    process = DeviceProcess("tests.npu.engine_main", str(index))
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+@contextlib.contextmanager
+def engine(
+    served: DaemonProcess, cache: str, process: DeviceProcess, name: str = "e", rank: int = 0
+) -> Iterator[Engine]:
+    """An engine that leaves at the end of the block."""
+    made = Engine(served, cache, process, name, rank)
     try:
         yield made
     finally:
-        made.close()
+        made.leave()
 
 
 @contextlib.contextmanager
 def npu_daemon(
-    *options: str, number: int = 0, environ: dict[str, str] | None = None
+    *options: str, number: int = 0, directory: Path | None = None
 ) -> Iterator[DaemonProcess]:
     """A daemon for a card."""
-    with daemon(*options, device=f"npu:{number}", environ=environ) as running:
+    with daemon(*options, device=f"npu:{number}", directory=directory) as running:
         yield running
