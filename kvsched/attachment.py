@@ -6,6 +6,7 @@ check, and sends heartbeats independent of traffic. The thread that runs the mod
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -58,6 +59,8 @@ class Attachment:
         self._heartbeat_s = heartbeat_ms / 1e3
         self._proven = proven
         self._stop = threading.Event()
+        #: Ends the thread's wait for the daemon, together with ``_stop``.
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._refused = ""
         #: The daemon has mapped our memory and is alive as far as we know.
         self.attached = False
@@ -74,9 +77,14 @@ class Attachment:
         return self.generation if self.attached else 0
 
     def close(self) -> None:
-        """Detach and stop the thread (bounded: it never waits longer than a heartbeat)."""
+        """Detach and stop the thread, bounded. Idempotent."""
+        if self._stop.is_set():
+            return
         self._stop.set()
-        self._thread.join(timeout=self._heartbeat_s + 1.0)
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join(timeout=_RELEASE_S + 1.0)
+        if not self._thread.is_alive():
+            os.close(self._wake_fd)
 
     def _run(self) -> None:
         link = self._make_link()
@@ -101,7 +109,7 @@ class Attachment:
         due = time.monotonic() + self._heartbeat_s
         connected = False
         while not self._stop.is_set():
-            link.wait(max(0.0, due - time.monotonic()) * 1e3)
+            link.wait(max(0.0, due - time.monotonic()) * 1e3, self._wake_fd)
             if time.monotonic() >= due:
                 due = time.monotonic() + self._heartbeat_s
                 # Attached or not: the lease counts from ``Attach`` on, and mapping may take long.

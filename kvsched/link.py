@@ -137,13 +137,18 @@ class DaemonLink:
             elif event == zmq.EVENT_DISCONNECTED:
                 yield LinkChange.DISCONNECTED
 
-    def wait(self, timeout_ms: float) -> bool:
-        """Wait until a message or a change is there. False: the time ran out."""
+    def wait(self, timeout_ms: float, wake_fd: int = -1) -> bool:
+        """Wait until a message or a change is there, or ``wake_fd`` (if given) is readable.
+
+        False: the time ran out.
+        """
         if self._socket is None or self._monitor is None:
             return False
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
+        if wake_fd >= 0:
+            poller.register(wake_fd, zmq.POLLIN)
         return bool(poller.poll(math.ceil(timeout_ms)))
 
     def close(self) -> None:

@@ -75,6 +75,7 @@ def attachment(daemon: FakeDaemon, model: FakeModel) -> Iterator[Attachment]:
     # Nothing to wait for where no daemon answers.
     made.attached = False
     made.close()
+    assert not made._thread.is_alive()
 
 
 def answer(daemon: FakeDaemon, model: FakeModel) -> Attach:
@@ -244,14 +245,13 @@ def test_leaving_says_so_and_waits_until_the_memory_is_let_go(
     attachment = attach_to(daemon.endpoint, daemon.context, model)
     answer(daemon, model)
     becomes(attachment, 1)
-    closer = threading.Thread(target=attachment._stop.set)
+    closer = threading.Thread(target=attachment.close)
     closer.start()
-    closer.join()
-    daemon.say("model", Heartbeat())
     daemon.hear(Detach)
-    assert attachment._thread.is_alive()
+    assert closer.is_alive()
     model.page.answer(0)
-    attachment._thread.join()
+    closer.join()
+    assert not attachment._thread.is_alive()
     attachment.close()
 
 
