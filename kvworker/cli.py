@@ -3,14 +3,36 @@
 Only what a command needs is imported, when it runs: ``serve`` must come up fast and small.
 """
 
-import enum
 import logging
 import sys
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, NoReturn
 
 import typer
 
 from kvcommon import __version__
+from kvworker.options import (
+    Device,
+    Endpoint,
+    EventLog,
+    EventLogCompress,
+    EventLogMode,
+    EventLogRedact,
+    EventLogRing,
+    LogLevel,
+    LogLevelOption,
+    LogMode,
+    MemoryLimit,
+    MetricsPort,
+    MooncakeFile,
+    NoWait,
+    RunDir,
+    Save,
+    SaveMode,
+    SaveNice,
+    Store,
+    StoreKind,
+    Validate,
+)
 
 app = typer.Typer(
     name="kvworker",
@@ -21,43 +43,6 @@ app = typer.Typer(
 )
 
 EXIT_USAGE = 2
-
-
-class SaveMode(str, enum.Enum):
-    """Choices of ``--save``."""
-
-    AUTO = "auto"
-    LAYERWISE = "layerwise"
-
-
-class StoreKind(str, enum.Enum):
-    """Stores that a daemon can use."""
-
-    MOONCAKE = "mooncake"
-    MEMORY = "memory"
-
-
-class LogMode(str, enum.Enum):
-    """How an event log is kept."""
-
-    ON = "on"
-    RING = "ring"
-
-
-class LogLevel(str, enum.Enum):
-    """How much the daemon logs."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-Device = Annotated[str, typer.Option(help="Device to serve, for example npu:3, cuda:0 or cpu:0.")]
-RunDir = Annotated[
-    str, typer.Option(help="Directory of the socket; default: KVFERRY_RUN_DIR or a private one.")
-]
-Endpoint = Annotated[str, typer.Option(help="ZeroMQ endpoint instead of <run dir>/<device>.sock.")]
 
 
 def _version(wanted: bool) -> None:
@@ -79,53 +64,22 @@ def common(
 @app.command()
 def serve(  # noqa: PLR0917 (typer passes them by name)
     device: Device,
-    store: Annotated[StoreKind, typer.Option(help="Where KV is kept.")] = StoreKind.MOONCAKE,
-    mooncake_config: Annotated[
-        str, typer.Option(help="Mooncake's JSON file; default: MOONCAKE_CONFIG_PATH.")
-    ] = "",
-    memory_limit: Annotated[
-        str, typer.Option(help="Size of the memory store, for example 4GiB.")
-    ] = "1GiB",
+    store: Store = StoreKind.MOONCAKE,
+    mooncake_config: MooncakeFile = "",
+    memory_limit: MemoryLimit = "1GiB",
     run_dir: RunDir = "",
     endpoint: Endpoint = "",
-    event_log: Annotated[
-        str, typer.Option(help="Directory for the event log (kvreplay reads it); empty: none.")
-    ] = "",
-    event_log_mode: Annotated[
-        LogMode,
-        typer.Option(help="ring: keep the log in memory; write it on a failure or `dump`."),
-    ] = LogMode.ON,
-    event_log_ring_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that a ring keeps.")
-    ] = 30.0,
-    event_log_redact: Annotated[
-        bool, typer.Option("--event-log-redact", help="Hash request ids in the log.")
-    ] = False,
-    event_log_compress: Annotated[
-        bool, typer.Option("--event-log-compress", help="Compress closed files of the log.")
-    ] = False,
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Check every invariant after each event (slow).")
-    ] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="What to log.")] = LogLevel.INFO,
-    no_wait: Annotated[
-        bool,
-        typer.Option("--no-wait", help="Fail if the store is not there, instead of waiting."),
-    ] = False,
-    save: Annotated[
-        SaveMode,
-        typer.Option(
-            help="auto: copy whole blocks after the step where the store is this process's own "
-            "memory, else layer by layer; layerwise: always layer by layer."
-        ),
-    ] = SaveMode.AUTO,
-    save_nice: Annotated[
-        int, typer.Option(min=0, max=19, help="Niceness of the saving thread.")
-    ] = 10,
-    metrics_port: Annotated[
-        Optional[int],  # noqa: UP045 (typer reads annotations at run time on Python 3.10)
-        typer.Option(min=0, max=65535, help="Serve Prometheus metrics on 127.0.0.1:PORT."),
-    ] = None,
+    event_log: EventLog = "",
+    event_log_mode: EventLogMode = LogMode.ON,
+    event_log_ring_s: EventLogRing = 30.0,
+    event_log_redact: EventLogRedact = False,
+    event_log_compress: EventLogCompress = False,
+    validate: Validate = False,
+    log_level: LogLevelOption = LogLevel.INFO,
+    no_wait: NoWait = False,
+    save: Save = SaveMode.AUTO,
+    save_nice: SaveNice = 10,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Serve one device until SIGTERM."""
     from kvcommon.config import DaemonConfig
