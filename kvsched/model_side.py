@@ -83,6 +83,9 @@ class ModelSide:
         self._serving = 0 if metadata.lost else self._attachment.serving
         later = (load for load in tell.loads if not load.layerwise)
         self._async.add(later, now_ns, self._serving)
+        if self._loads:
+            # Ends of layerwise loads are read only after a failure; here what came is taken in.
+            self._data.drain()
         if metadata.lost:
             return
         if tell.cancel:

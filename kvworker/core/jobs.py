@@ -164,8 +164,8 @@ class JobBook:
         where = (job.key.engine, job.step)
         if job.key.epoch == job.engine.scheduler_epoch:
             self._reports.scheduler.setdefault(where, []).append(end)
-        wanted = job.kind == "load" and (not job.layerwise or bool(end.failed_blocks))
-        if wanted and job.engine.attached and job.incarnation == job.engine.incarnation:
+        # Layerwise ones too: where the page says "failed", only that tells which blocks.
+        if job.kind == "load" and job.engine.attached and job.incarnation == job.engine.incarnation:
             self._reports.model.setdefault(where, []).append(end)
 
     def refuse(self, job: Job, reason: str) -> None:

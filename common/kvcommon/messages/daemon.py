@@ -61,7 +61,7 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class JobsEnded(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Jobs have ended on this rank. To the scheduler side for every job; to the model side for
-    asynchronous loads and for layerwise loads with failed blocks."""
+    every load (of a layerwise one it reads the message only if the progress page says *failed*)."""
 
     ends: tuple[JobEnd, ...]
 
