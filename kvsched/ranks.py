@@ -48,6 +48,8 @@ _REOPEN_NS = 100_000_000
 #: After a refusal that says trying again will not help, we do try again this rarely: an operator
 #: may have restarted the daemon with another configuration.
 _REFUSED_NS = 10_000_000_000
+#: A ``Hello`` that a connected daemon has not answered for so long is said again.
+_UNANSWERED_NS = 2_000_000_000
 
 Emit = Callable[[SchedEvent, str], None]
 
@@ -86,6 +88,8 @@ class Rank:
         self.opened_at = 0
         self.sent_at = 0
         self.refused = ""
+        #: The conversation's ``Hello`` was answered.
+        self.welcomed = False
 
 
 class Ranks:
@@ -162,6 +166,9 @@ class Ranks:
             if rank.suspect and rank.watch.is_dead():
                 rank.suspect = False
                 self._tell_lost(rank, dead=True, reason="its process has ended")
+            unanswered = rank.connected and not (rank.welcomed or rank.reopen_at)
+            if unanswered and now_ns - rank.opened_at > _UNANSWERED_NS:
+                rank.reopen_at = now_ns
             if rank.reopen_at and now_ns >= rank.reopen_at:
                 self._reopen(rank, now_ns)
             elif now_ns - rank.sent_at > self._heartbeat_ns and rank.epoch and not rank.suspect:
@@ -226,6 +233,7 @@ class Ranks:
             rank.watch = self._watch_process(message.pid)
             rank.epoch = epoch
         rank.suspect = False
+        rank.welcomed = True
         rank.refused = ""
         self._on_welcome(message)
         self._emit(
@@ -282,7 +290,7 @@ class Ranks:
     def _reopen(self, rank: Rank, now_ns: int) -> None:
         rank.reopen_at = 0
         rank.opened_at = rank.sent_at = now_ns
-        rank.connected = False
+        rank.connected = rank.welcomed = False
         rank.link.open(self._engine, self._epoch)
         rank.link.send(
             Hello(

@@ -113,6 +113,7 @@ class Matcher:
         if record is None:
             return []
         record.set_blocks(event.block_ids)
+        self._state.admitted[record.request_id] = None
         if record.offer is not None:
             self._state.counters["hits_unused"] += 1
         elif record.last_reason:
@@ -267,6 +268,7 @@ class Matcher:
                 f"{event.request_id}: {len(event.block_ids)} blocks for a load up to block {end}"
             )
         record.set_blocks(event.block_ids)
+        self._state.admitted[record.request_id] = None
         record.offer = None
         self._state.counters["hit_tokens"] += event.num_external_tokens
         self._state.pending[event.request_id] = PendingLoad(

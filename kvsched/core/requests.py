@@ -84,6 +84,8 @@ class RequestRecord:
     #: Its block table. Only appended to; replaced by another list when it changes otherwise, so
     #: that a list and a length are a snapshot.
     blocks: list[int] = dataclasses.field(default_factory=list)
+    #: ``blocks`` is the table from its beginning: only then may something be appended to it.
+    has_table: bool = False
     lookup: LookupRecord = dataclasses.field(default_factory=LookupRecord)
     offer: Offer | None = None
     #: Blocks below this are in the store, as a lookup or a load said.
@@ -111,6 +113,7 @@ class RequestRecord:
 
     def set_blocks(self, block_ids: tuple[int, ...]) -> None:
         """Take over the whole block table."""
+        self.has_table = True
         old = self.blocks
         if len(old) <= len(block_ids) and old == list(block_ids[: len(old)]):
             old.extend(block_ids[len(old) :])
@@ -120,6 +123,7 @@ class RequestRecord:
     def clear_blocks(self) -> None:
         """The block table is gone (preemption)."""
         self.blocks = []
+        self.has_table = False
         self.full_seen = 0
         self.save_bar = SaveBar.NONE
 

@@ -35,6 +35,7 @@ class Planner:
         sends: list[SchedCommand] = []
         for request_id in event.preempted:
             sends += self._preempted(request_id)
+        self._state.admitted.clear()
         told = [rank for rank in self._state.ranks.all() if rank.attached and not rank.lost]
         loads, jobs = self._open_loads(event.step)
         known = [pair for request in event.requests if (pair := self._update(request))]
@@ -60,7 +61,7 @@ class Planner:
     def _preempted(self, request_id: str) -> list[SchedCommand]:
         """The request lost its blocks. Jobs in flight keep theirs.
 
-        A load that waits for this plan was admitted after the preemption, so its table stays.
+        It may have been admitted again since (after a reset): then its table is the new one.
         """
         record = self._state.requests.get(request_id)
         if record is None:
@@ -70,8 +71,8 @@ class Planner:
         record.abandoned = False
         record.skips = 0
         commands: list[SchedCommand] = []
-        if request_id in self._state.pending:
-            record.blocks = blocks
+        if request_id in self._state.admitted:
+            record.set_blocks(tuple(blocks))
         else:
             record.offer = None
             commands = self._matcher.drop(record)
@@ -117,10 +118,10 @@ class Planner:
             record.full_seen = 0
             if record.save_bar is SaveBar.UNTIL_REPLACED:
                 record.save_bar = SaveBar.NONE
-        else:
+        elif record.has_table:
             record.blocks.extend(request.block_ids)
         record.hashes.extend(request.new_block_hashes)
-        return record, request
+        return (record, request) if record.has_table else None
 
     def _open_saves(
         self, step: int, known: Sequence[tuple[RequestRecord, ScheduledRequest]]

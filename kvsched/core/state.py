@@ -31,6 +31,8 @@ class CoreState:
         self.active: dict[str, None] = {}
         #: Admitted loads that no plan holds yet, by request.
         self.pending: dict[str, PendingLoad] = {}
+        #: Requests that vLLM has admitted since the last step that the core was told of.
+        self.admitted: dict[str, None] = {}
         #: Asynchronous loads that the model side must be told to give up.
         self.cancel: dict[int, None] = {}
         #: Blocks that may hold wrong bytes since a load failed → how many of their first tokens

@@ -369,3 +369,25 @@ def test_requests_that_the_core_does_not_know_are_counted() -> None:
     play = Play()
     assert play.step(1, new("x", [1, 2], 0, 32)) == []
     assert play.core.counters["unknown_requests"] == 1
+
+
+def test_preempted_and_admitted_again_before_a_step_keeps_the_new_table() -> None:
+    play = Play(load="async")
+    play.admit("a", 96, 0, range(1, 7))
+    play.step(1, new("a", range(1, 7), 0, 96))
+    play.done(1)
+    play.end_all()
+    # All of it is stored, so the next steps do not tell of it; a reset has preempted it.
+    assert "a" not in play.core.active
+    play.ask("a", 96)
+    play.alloc("a", range(11, 17))
+    play.step(2, preempted=("a",))
+    assert play.core._state.requests["a"].blocks == list(range(11, 17))
+
+
+def test_blocks_that_are_appended_to_an_unknown_table_are_not_saved() -> None:
+    play = Play(save_decode=True)
+    play.admit("a", 96, 0, range(1, 7))
+    play.step(1, new("a", range(1, 7), 0, 50))
+    play.step(2, preempted=("a",))
+    assert saved_blocks(play.step(3, more("a", 0, 96, [9]))) == []
