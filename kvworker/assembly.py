@@ -42,7 +42,7 @@ class Machinery(NamedTuple):
     executor: Executor
 
 
-def make_store(config: DaemonConfig) -> Store:
+def make_store(config: DaemonConfig, device: Device | None = None) -> Store:
     """Make the configured store, not open yet.
 
     Raises:
@@ -55,15 +55,19 @@ def make_store(config: DaemonConfig) -> Store:
     from kvworker.stores.mooncake import MooncakeStore
 
     return MooncakeStore(
-        mooncake_config(config.mooncake_config or None, os.environ), save_nice=config.save_nice
+        mooncake_config(config.mooncake_config or None, os.environ),
+        save_nice=config.save_nice,
+        bind=None if device is None or device.direct else device.bind_thread,
     )
 
 
-def opening_store(config: DaemonConfig, failed: Callable[[], None]) -> OpeningStore:
+def opening_store(
+    config: DaemonConfig, failed: Callable[[], None], device: Device | None = None
+) -> OpeningStore:
     """Make the configured store with its waiting; ``failed`` as in ``OpeningStore``."""
     stretch = 1 + _JITTER * int.from_bytes(os.urandom(2), "big") / 0xFFFF
     return OpeningStore(
-        make_store(config), retry_s=[stretch * delay for delay in _RETRY_S], failed=failed
+        make_store(config, device), retry_s=[stretch * delay for delay in _RETRY_S], failed=failed
     )
 
 

@@ -107,7 +107,7 @@ class Daemon:
             # libzmq leaves the file of a closed socket behind.
             self._undo.callback(path.unlink, missing_ok=True)
         device = make_device(config.device)
-        store = opening_store(config, self.stop)
+        store = opening_store(config, self.stop, device)
         machinery = assemble(config, self.epoch, device, store, self._inbox.post)
         self._machinery = machinery
         store.open()

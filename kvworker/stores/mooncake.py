@@ -19,6 +19,7 @@ from kvcommon.messages import StoreState
 from kvworker.outcome import Outcome
 from kvworker.stores import mooncake_codes as codes
 from kvworker.stores.base import LocalObject, RangeIO, Store, covers, fits
+from kvworker.stores.mooncake_ascend import make_engine
 from kvworker.stores.mooncake_client import SENTINEL, MooncakeClient, parts
 from kvworker.stores.mooncake_connect import connect, load_library, local_copies, placement
 from kvworker.stores.mooncake_segment import OwnSegment, Warmer, learn_segment
@@ -41,6 +42,10 @@ class MooncakeStore(Store):
         config: How to reach the master, and the size of our own segment.
         save_nice: Nice value of the library's own threads; saving is nobody's hurry.
         now_ns: A monotonic clock.
+        bind: Gives the calling thread the context of the daemon's accelerator, if it has one.
+
+    Raises:
+        ConfigError: the protocol needs an accelerator.
     """
 
     name = "mooncake"
@@ -51,8 +56,12 @@ class MooncakeStore(Store):
         *,
         save_nice: int = 10,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        bind: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
+        self._bind = bind
+        self._ascend = make_engine(config, bind)
+        self.device_memory = self._ascend is not None
         self._nice = save_nice
         self._now_ns = now_ns
         self._lock = threading.Lock()
@@ -77,7 +86,8 @@ class MooncakeStore(Store):
                 configuration; the text says what to do.
         """
         library = load_library()
-        client = connect(library, self._config, self._nice)
+        config, engine = self._ascend.open(self._config) if self._ascend else (self._config, None)
+        client = connect(library, config, self._nice, engine, self._bind)
         wanted = self._config.preferred_segment
         own = self._config.global_segment_size > 0
         prefer = wanted or (client.hostname() if own else "")
@@ -119,16 +129,16 @@ class MooncakeStore(Store):
 
     def register(self, address: int, size: int, location: str = "cpu") -> bool:
         """Make memory known to the transfer engine (RDMA: pins it)."""
-        if address <= 0 or size <= 0 or location != "cpu":
-            return False
-        code = self._client.call("register_buffer", address, size)
-        if code not in {0, None}:
-            self._client.complain("register", f"Mooncake refused {size} bytes of memory: {code}")
-        return bool(code == 0)
+        if self._ascend is not None:
+            return self._ascend.register(address, size, location)
+        return location == "cpu" and self._client.register(address, size)
 
     def unregister(self, address: int) -> None:
         """Make memory unknown again."""
-        self._client.call("unregister_buffer", address)
+        if self._ascend is not None:
+            self._ascend.unregister(address)
+        else:
+            self._client.call("unregister_buffer", address)
 
     # -- asking -------------------------------------------------------------------------------
 

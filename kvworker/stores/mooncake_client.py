@@ -108,6 +108,15 @@ class MooncakeClient:
             [list(piece.offsets) for piece in pieces],
         )
 
+    def register(self, address: int, size: int) -> bool:
+        """Make memory of this process known to the transfer engine."""
+        if address <= 0 or size <= 0:
+            return False
+        code = self.call("register_buffer", address, size)
+        if code not in {0, None}:
+            self.complain("register", f"Mooncake refused {size} bytes of memory: {code}")
+        return bool(code == 0)
+
     def complain(self, kind: str, text: str) -> None:
         """Log a warning, but not all the time."""
         self._complaints.say(kind, text)

@@ -5,6 +5,7 @@ import ipaddress
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from kvcommon.config import MooncakeConfig
@@ -56,8 +57,17 @@ def load_library() -> Any:  # noqa: ANN401 - the library has no types
     return library
 
 
-def connect(library: Any, config: MooncakeConfig, nice: int) -> MooncakeClient:  # noqa: ANN401
+def connect(
+    library: Any,  # noqa: ANN401
+    config: MooncakeConfig,
+    nice: int,
+    engine: Any = None,  # noqa: ANN401
+    bind: Callable[[], None] | None = None,
+) -> MooncakeClient:
     """Set a client up and mount its segment.
+
+    ``engine`` is a transfer engine that the client is to use; ``bind`` prepares the thread in which
+    it is set up.
 
     The library's threads are born in a thread whose nice value is ``nice`` and inherit it (Linux
     keeps it per thread), so that they give way to the model. The caller's own value stays.
@@ -74,7 +84,9 @@ def connect(library: Any, config: MooncakeConfig, nice: int) -> MooncakeClient: 
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         if nice > own:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
-        answer.append(raw.setup(_settings(config)))
+        if bind is not None:
+            bind()
+        answer.append(_set_up(raw, config, engine))
 
     thread = threading.Thread(target=set_up, name="mooncake-setup")
     thread.start()
@@ -108,6 +120,25 @@ def local_copies(protocol: str) -> bool:
     """
     switch = os.environ.get("MC_STORE_MEMCPY", "").lower()
     return switch in {"1", "true", "yes", "on"} or (not switch and protocol == "tcp")
+
+
+def _set_up(raw: Any, config: MooncakeConfig, engine: Any) -> int:  # noqa: ANN401
+    settings = _settings(config)
+    if engine is None:
+        return int(raw.setup(settings))
+    # The form with a dictionary takes no engine. This is the order of the other one.
+    return int(
+        raw.setup(
+            settings["local_hostname"],
+            settings["metadata_server"],
+            config.global_segment_size,
+            config.local_buffer_size,
+            settings["protocol"],
+            settings["rdma_devices"],
+            settings["master_server_addr"],
+            engine,
+        )
+    )
 
 
 def _settings(config: MooncakeConfig) -> dict[str, str]:

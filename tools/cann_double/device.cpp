@@ -40,10 +40,13 @@ const std::vector<int>& devices() {
 
 int fail(int code, const std::string& what) {
   t_error = what;
-  if (setting("CANN_DOUBLE_VERBOSE", 0) != 0) {
-    fprintf(stderr, "cann double [%d]: %d %s\n", getpid(), code, what.c_str());
-  }
+  note(std::to_string(code) + " " + what);
   return code;
+}
+
+void note(const std::string& what) {
+  if (setting("CANN_DOUBLE_VERBOSE", 0) == 0) return;
+  fprintf(stderr, "cann double [%d]: %s\n", getpid(), what.c_str());
 }
 
 long setting(const char* name, long fallback) {

@@ -26,6 +26,9 @@ constexpr int kDriverFailure = 507899;
 // Remembers a text for aclGetRecentErrMsg, writes it to stderr if asked to, returns `code`.
 int fail(int code, const std::string& what);
 
+// Writes a text to stderr if that is wanted.
+void note(const std::string& what);
+
 // An integer from the environment.
 long setting(const char* name, long fallback);
 

@@ -147,6 +147,7 @@ class AdxlEngine::Impl {
  public:
   std::string name;
   Table* table = nullptr;
+  bool auto_connect = false;
   std::map<std::string, Table*> peers;
 };
 
@@ -154,7 +155,13 @@ AdxlEngine::AdxlEngine() : impl_(new Impl) {}
 AdxlEngine::~AdxlEngine() { Finalize(); }
 
 Status AdxlEngine::Initialize(const ge::AscendString& name,
-                              const std::map<ge::AscendString, ge::AscendString>&) {
+                              const std::map<ge::AscendString, ge::AscendString>& options) {
+  for (const auto& [key, value] : options) {
+    cann::note(std::string("AdxlEngine option ") + key.GetString() + "=" + value.GetString());
+    if (strcmp(key.GetString(), "AutoConnect") == 0) {
+      impl_->auto_connect = strcmp(value.GetString(), "1") == 0;
+    }
+  }
   if (cann::current_device() < 0) return refuse(kFailed, "AdxlEngine: no context on this thread");
   impl_->name = name.GetString();
   impl_->table = open_table(impl_->name, true);
@@ -209,6 +216,7 @@ Status AdxlEngine::DeregisterMem(void* handle) {
 }
 
 Status AdxlEngine::Connect(const ge::AscendString& peer, int32_t) {
+  cann::note(std::string("Connect ") + peer.GetString());
   std::lock_guard<std::mutex> lock(g_mutex);
   if (impl_->peers.count(peer.GetString()) != 0) return kAlreadyConnected;
   Table* table = open_table(peer.GetString(), false);
@@ -227,7 +235,8 @@ Status AdxlEngine::Disconnect(const ge::AscendString& peer, int32_t) {
 }
 
 Status AdxlEngine::TransferSync(const ge::AscendString& peer, TransferOp op,
-                                const std::vector<TransferOpDesc>& parts, int32_t) {
+                                const std::vector<TransferOpDesc>& parts, int32_t timeout_ms) {
+  if (impl_->auto_connect) Connect(peer, timeout_ms);
   std::lock_guard<std::mutex> lock(g_mutex);
   auto it = impl_->peers.find(peer.GetString());
   if (it == impl_->peers.end()) return refuse(kNotConnected, "TransferSync: not connected");
