@@ -248,7 +248,7 @@ def change(kind: type, make: Callable[[Any], Any]) -> Spoil:
         out: list[Any] = []
         for command in commands:
             body = getattr(command, "body", command)
-            if left and isinstance(body, kind):
+            if left and (isinstance(body, kind) or isinstance(command, kind)):
                 made = make(command)
                 if made is not command:
                     left.clear()
@@ -285,7 +285,10 @@ def wrong_block(pair: Pair) -> None:
 
 def double_end(pair: Pair) -> None:
     pair.put("a", 6)
-    pair.spoil_worker = change(msg.JobsEnded, lambda command: [command, command])
+    pair.spoil_worker = change(
+        work_do.SendToScheduler,
+        lambda command: [command, command] if isinstance(command.body, msg.JobsEnded) else command,
+    )
     pair.serve("req", 100, "a")
 
 

@@ -1,26 +1,26 @@
 """The command line of ``kvreplay``.
 
-Exit status: 0 all is well; 1 ``verify`` found a difference or a broken rule; 2 the logs could not
-be read, or not be checked in full, or the question was wrong.
+Exit status: 0 all is well; 1 ``verify`` found a difference or a broken rule, ``diff`` a divergence,
+``run`` another outcome or a wrong byte; 2 the logs could not be read, or not be checked in full, or
+the question was wrong.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from kvreplay import cli_runs
 from kvreplay import plot as plotting
 from kvreplay import show as showing
 from kvreplay import stats as counting
 from kvreplay import story as telling
 from kvreplay import trace as tracing
 from kvreplay import verify as verifying
+from kvreplay.asking import AsJson, LogDir, Logs, open_or_exit, wrong_questions
 from kvreplay.links import Mentions
-from kvreplay.loading import LogSet, open_logs
 from kvreplay.printing import (
     clean,
     new_console,
@@ -40,17 +40,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-_OK: Final = 0
-_WRONG: Final = 2
-
-Logs = Annotated[
-    list[Path], typer.Argument(help="Log files, or directories of them.", show_default=False)
-]
-LogDir = Annotated[
-    list[Path], typer.Argument(help="Directories of logs, or log files.", show_default=False)
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 @app.command()
@@ -75,8 +64,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show records in causal order; with --json one JSON object a line."""
-    found = _open(logs)
-    with _wrong_questions():
+    found = open_or_exit(logs)
+    with wrong_questions():
         name = telling.find_request(found, request) if request is not None else None
     filters = showing.Filters(
         name,
@@ -107,7 +96,7 @@ def show(
 @app.command()
 def stats(logs: Logs, *, as_json: AsJson = False) -> None:
     """Count: hit rate, bytes, latencies by phase, reasons of misses and failures."""
-    found = counting.gather(_open(logs))
+    found = counting.gather(open_or_exit(logs))
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2))
         return
@@ -136,8 +125,8 @@ def story(
     as_json: AsJson = False,
 ) -> None:
     """Tell what happened to one request, across all processes, and why."""
-    found = _open(logs)
-    with _wrong_questions():
+    found = open_or_exit(logs)
+    with wrong_questions():
         told = telling.tell(found, telling.find_request(found, request))
     if as_json:
         typer.echo(json.dumps(told.plain(), indent=2))
@@ -148,7 +137,7 @@ def story(
 @app.command()
 def verify(logs: LogDir, *, as_json: AsJson = False) -> None:
     """Run the cores again on what was recorded, compare, and check the rules."""
-    found = _open(logs)
+    found = open_or_exit(logs)
     verdict = verifying.verify(found)
     request = next(
         (replay.request for replay in verdict.replays if replay.request),
@@ -166,6 +155,10 @@ def verify(logs: LogDir, *, as_json: AsJson = False) -> None:
     raise typer.Exit(verdict.status)
 
 
+app.command()(cli_runs.diff)
+app.command()(cli_runs.run)
+
+
 @app.command()
 def trace(
     logs: LogDir,
@@ -174,8 +167,8 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing."""
-    found = _open(logs)
-    with _wrong_questions(), out.open("w", encoding="utf-8") as file:
+    found = open_or_exit(logs)
+    with wrong_questions(), out.open("w", encoding="utf-8") as file:
         num_events = tracing.write_trace(found, file)
     say_written(out, {"events": num_events}, as_json=as_json)
 
@@ -189,8 +182,8 @@ def plot(
     as_json: AsJson = False,
 ) -> None:
     """Draw transfers against layers."""
-    times = plotting.collect(_open(logs))
-    with _wrong_questions():
+    times = plotting.collect(open_or_exit(logs))
+    with wrong_questions():
         plotting.draw(times, out, max_steps=steps)
     say_written(out, {"steps": len(times)}, as_json=as_json)
 
@@ -198,29 +191,3 @@ def plot(
 def main() -> None:
     """Entry point of the console command."""
     app()
-
-
-def _open(paths: list[Path]) -> LogSet:
-    logs = open_logs(paths)
-    if not logs.logs:
-        for text in logs.unreadable or ["no logs given"]:
-            _complain(text)
-        raise typer.Exit(_WRONG)
-    return logs
-
-
-@contextmanager
-def _wrong_questions() -> Iterator[None]:
-    """Say in one line what cannot be answered, and exit."""
-    try:
-        yield
-    except (telling.NoSuchRequestError, plotting.PlotError) as error:
-        _complain(str(error))
-        raise typer.Exit(_WRONG) from None
-    except OSError as error:
-        _complain(f"{error.filename}: {error.strerror}")
-        raise typer.Exit(_WRONG) from None
-
-
-def _complain(text: str) -> None:
-    typer.echo(f"kvreplay: {clean(text)}", err=True)

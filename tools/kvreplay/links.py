@@ -73,12 +73,21 @@ class RequestLinks:
 
     def touch(self, entry: Entry) -> Touch:
         """Take in the next record; tell what of it belongs to the request."""
-        named = getattr(entry.event, "body", entry.event)
-        if isinstance(named, (sched.RanksKnown, msg.Hello)):
-            self.marks |= {rank.fingerprint: rank.rank for rank in named.ranks}
+        self.learn_marks(entry)
         if entry.core == "kvsched":
             return self._touch_sched(entry)
         return self._touch_worker(entry)
+
+    def learn_marks(self, entry: Entry) -> None:
+        """Note which rank a fingerprint is of."""
+        named = getattr(entry.event, "body", entry.event)
+        if isinstance(named, (sched.RanksKnown, msg.Hello)):
+            self.marks.update({rank.fingerprint: rank.rank for rank in named.ranks})
+
+    @property
+    def is_live(self) -> bool:
+        """A record that does not name the request may still belong to it."""
+        return self.alive or bool(self._open_jobs or self.ops or self.pending)
 
     def is_load(self, job_id: int) -> bool:
         """The job is a load."""

@@ -22,6 +22,8 @@ ANSWERS: Final[dict[type, type]] = {
     do.ResetNamespace: ev.StoreReset,
     do.ProbeStore: ev.StoreProbed,
 }
+#: What ``run`` calls the request of jobs that it does on its own account.
+OWN_REQUEST: Final = "kvreplay"
 TERMINAL_EVENTS: Final = frozenset(ANSWERS.values())
 #: A load or a save.
 Job = msg.LoadJob | msg.SaveJob

@@ -7,8 +7,8 @@ from typing import Final
 from kvcommon.eventlog import redact_id
 from kvreplay.conclude import sentence
 from kvreplay.facts import Collector, Facts
-from kvreplay.links import Mentions, RequestLinks
-from kvreplay.loading import LogSet, plain
+from kvreplay.links import Mentions, RequestLinks, Touch
+from kvreplay.loading import Entry, LogSet, plain
 from kvreplay.merge import merge
 from kvreplay.words import command_text, event_text
 
@@ -119,12 +119,16 @@ def _lines(logs: LogSet, links: RequestLinks, collector: Collector) -> Iterator[
             continue
         collector.add(entry, touch)
         start_ns = entry.at_ns if start_ns is None else start_ns
-        offset = entry.at_ns - start_ns
-        text = event_text(entry.event)
-        if entry.fault:
-            text += f"; the core failed: {entry.fault}"
-        yield Line(offset, entry.log, entry.seq, "event", entry.kind, text, entry.cause)
-        for command in touch.commands:
-            kind = type(command).__name__
-            text = command_text(command)
-            yield Line(offset, entry.log, entry.seq, "command", kind, text, entry.stimulus)
+        yield from lines_of(entry, touch, entry.at_ns - start_ns)
+
+
+def lines_of(entry: Entry, touch: Touch, offset: int) -> Iterator[Line]:
+    """Yield the lines of one record: the event, and what of its commands is the request's."""
+    text = event_text(entry.event)
+    if entry.fault:
+        text += f"; the core failed: {entry.fault}"
+    yield Line(offset, entry.log, entry.seq, "event", entry.kind, text, entry.cause)
+    for command in touch.commands:
+        kind = type(command).__name__
+        text = command_text(command)
+        yield Line(offset, entry.log, entry.seq, "command", kind, text, entry.stimulus)

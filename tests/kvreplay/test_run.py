@@ -1,0 +1,50 @@
+"""``run`` as a whole: what it finds, what it keeps, what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvreplay.loading import LogSet, open_logs
+from kvreplay.run import RunError, Wishes, run
+from kvreplay.verify import verify
+from tests.kvreplay import scenes
+from tests.kvreplay.drive.recording import record
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> LogSet:
+    return record(tmp_path_factory.mktemp("recording"))
+
+
+def test_a_recording_is_reproduced_and_the_new_logs_are_kept(
+    recording: LogSet, tmp_path: Path
+) -> None:
+    report = run(recording, Wishes(limit_s=60, answer_s=10, out=tmp_path / "new"))
+    assert report.status == 0, report.plain()
+    assert report.is_sound
+    assert (report.num_same, report.num_checked) == (8, 6)
+    assert verify(open_logs([tmp_path / "new"])).status == 0
+    names = {row.name for row in report.rows}
+    assert {"LoadLayers p50", "saved"} <= names
+    read = json.loads(json.dumps(report.plain()))
+    assert read["timings"][0].keys() == {"name", "recorded", "now", "change"}
+
+
+def test_an_outcome_that_differs_is_status_1(recording: LogSet) -> None:
+    report = run(recording, Wishes(limit_s=60, answer_s=10, only="load-2"))
+    assert report.status == 1
+    assert report.differences == [
+        "job 2 of e#0: recorded done; now failed, 2 blocks not (evicted)"
+    ]
+
+
+def test_what_cannot_be_played_is_an_error_in_words(recording: LogSet, tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scenes.hit(scene)
+    scene.close()
+    (tmp_path / f"{scenes.WORKER}.0.kvlog").unlink()
+    with pytest.raises(RunError, match="no log of a daemon"):
+        run(open_logs([tmp_path]), Wishes())
+    with pytest.raises(RunError, match="does not start"):
+        run(recording, Wishes(mooncake_config=str(tmp_path / "none.json")))
