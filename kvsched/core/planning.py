@@ -72,7 +72,7 @@ def rewrite(
     known: Sequence[tuple[RequestRecord, ScheduledRequest]],
     block_size: int,
 ) -> None:
-    """Note in ``spoilt`` what a step writes anew from right values.
+    """Note in ``spoilt`` what a step writes anew from right values, and what from wrong ones.
 
     A block leaves it when all its tokens are written anew, in one step or several: vLLM may still
     have the block in its prefix cache, and a request that was preempted half way finds it there.
@@ -86,6 +86,13 @@ def rewrite(
             if _rewrite_one(spoilt, *pair, block_size):
                 waiting.remove(pair)
                 changed = True
+    for record, scheduled in waiting:
+        start = scheduled.num_computed_tokens
+        end = math.ceil((start + scheduled.num_scheduled_tokens) / block_size)
+        for index, block_id in enumerate(record.blocks[:end]):
+            if index >= start // block_size and block_id != 0:
+                right = max(0, start - index * block_size)
+                spoilt[block_id] = min(spoilt.get(block_id, block_size), right)
 
 
 def _rewrite_one(

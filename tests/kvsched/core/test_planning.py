@@ -131,11 +131,11 @@ def test_writing_anew_from_right_blocks_heals_in_any_order() -> None:
 
 
 def test_writing_on_top_of_a_spoilt_block_heals_nothing() -> None:
-    spoilt = {2: 0, 3: 0}
-    rewrite(spoilt, [(record(100), more("a", 17, 40))], 16)
-    assert spoilt == {2: 0, 3: 0}
-    rewrite(spoilt, [(record(100), more("a", 32, 40))], 16)
-    assert spoilt == {2: 0, 3: 0}
+    spoilt = {2: 0}
+    rewrite(spoilt, [(record(100), more("a", 17, 10))], 16)
+    assert spoilt == {2: 0}
+    rewrite(spoilt, [(record(100), more("a", 40, 20))], 16)
+    assert spoilt == {2: 0, 3: 8, 4: 0}
 
 
 def test_a_block_is_healed_when_it_is_written_to_its_end() -> None:
@@ -144,7 +144,7 @@ def test_a_block_is_healed_when_it_is_written_to_its_end() -> None:
     assert spoilt == {3: 4}
     rewrite(spoilt, [(record(100), more("a", 36, 6))], 16)
     assert spoilt == {3: 10}
-    rewrite(spoilt, [(record(100), more("a", 43, 9))], 16)
+    rewrite(spoilt, [(record(100), more("a", 43, 2))], 16)
     assert spoilt == {3: 10}
     rewrite(spoilt, [(record(100), more("a", 42, 9))], 16)
     assert spoilt == {}
