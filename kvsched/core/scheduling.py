@@ -201,7 +201,7 @@ class Planner:
     ) -> None:
         num_tokens = sum(request.num_scheduled_tokens for request in event.requests)
         has_loads = any(job.kind is JobKind.LAYERWISE_LOAD for job in jobs)
-        if saves or has_loads or num_tokens >= MIN_STEP_TOKENS:
+        if jobs or num_tokens >= MIN_STEP_TOKENS:
             self._state.steps.add(
                 StepRecord(
                     step=event.step,
@@ -210,6 +210,7 @@ class Planner:
                     has_loads=has_loads,
                     ranks={rank.rank: rank.epoch for rank in told},
                     saves=saves,
+                    jobs=tuple(job.job_id for job in jobs),
                 )
             )
 

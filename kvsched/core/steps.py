@@ -10,8 +10,8 @@ from collections.abc import Container, Iterable, Iterator
 
 import msgspec
 
-#: Steps without saves are kept only to measure; more of them than this are forgotten.
-_MAX_WITHOUT_SAVES = 64
+#: Steps without jobs are kept only to measure; more of them than this are forgotten.
+_MAX_WITHOUT_JOBS = 64
 
 
 class SaveNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class SaveNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepRecord(msgspec.Struct, kw_only=True):
-    """One step in flight, or finished with save jobs that are still open."""
+    """One step in flight, or finished with jobs that are still open."""
 
     step: int
     planned_ns: int
@@ -42,6 +42,8 @@ class StepRecord(msgspec.Struct, kw_only=True):
     #: Rank → epoch of the daemons that were sent the plan.
     ranks: dict[int, int]
     saves: tuple[SaveNote, ...]
+    #: Ids of all its jobs.
+    jobs: tuple[int, ...] = ()
     #: Blocks of its layerwise loads that a daemon has reported as failed.
     failed_blocks: set[int] = set()
     #: Save jobs that must not be published, known before the verdict.
@@ -68,8 +70,8 @@ class Steps:
     def add(self, record: StepRecord) -> None:
         """A step was planned."""
         self._steps[record.step] = record
-        idle = [r.step for r in self if not r.saves]
-        for step in idle[:-_MAX_WITHOUT_SAVES]:
+        idle = [r.step for r in self if not r.jobs]
+        for step in idle[:-_MAX_WITHOUT_JOBS]:
             del self._steps[step]
 
     def unfinished(self) -> list[StepRecord]:
@@ -77,12 +79,12 @@ class Steps:
         return [record for record in self if not record.finished]
 
     def forget(self, is_open: Iterable[int]) -> None:
-        """Drop the finished steps all of whose save jobs have ended."""
+        """Drop the finished steps all of whose jobs have ended."""
         still_open = set(is_open)
         self._steps = {
             record.step: record
             for record in self
-            if not record.finished or any(note.job_id in still_open for note in record.saves)
+            if not record.finished or not still_open.isdisjoint(record.jobs)
         }
 
     def seconds(self, record: StepRecord, now_ns: int) -> int:

@@ -10,7 +10,10 @@ from kvsched.core.steps import SaveNote, StepRecord, first_in, spoiled
 
 
 class Judge:
-    """Decides once per step with saves what may be published."""
+    """Decides once per step with jobs what may be published.
+
+    The verdict also tells a daemon that the step has begun, should the model side's word be lost.
+    """
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
@@ -40,7 +43,7 @@ class Judge:
         if current is not None:
             commands += self._conclude(current)
         self._state.steps.finished_ns = event.now_ns
-        self._state.steps.forget(job.job_id for job in self._state.ledger if job.is_save)
+        self._state.steps.forget(job.job_id for job in self._state.ledger)
         return commands
 
     def taint_all(self) -> None:
@@ -50,14 +53,14 @@ class Judge:
                 self._taint(record, note)
 
     def repeat(self, rank: Rank) -> list[SchedCommand]:
-        """Say the verdicts again that a daemon with open saves may not have heard.
+        """Say the verdicts again that a daemon with open jobs may not have heard.
 
         It was out of reach, or messages to it were lost; saying them twice does no harm.
         """
         commands: list[SchedCommand] = []
         waiting = set(self._state.ledger.open_on(rank.rank))
         for record in self._state.steps:
-            if record.finished and any(note.job_id in waiting for note in record.saves):
+            if record.finished and not waiting.isdisjoint(record.jobs):
                 commands += self._state.send_all([rank], _verdict(record))
         return commands
 
@@ -108,7 +111,7 @@ class Judge:
             if request is not None:
                 request.saved_until = min(request.saved_until, note.first_block)
                 self._state.refresh_active(request)
-        if not record.saves:
+        if not record.saves and not any(map(self._state.ledger.get, record.jobs)):
             return []
         ranks = [self._state.ranks.get(rank) for rank in record.ranks]
         same = [rank for rank in ranks if rank.epoch == record.ranks[rank.rank]]

@@ -130,6 +130,8 @@ class WorkerCore:
         elif isinstance(body, StepPlan):
             self._parts.plans.take(engine, body)
         elif isinstance(body, StepVerdict):
+            engine.progress.returned = max(engine.progress.returned, body.step)
+            self._parts.loads.model_moved(engine)
             self._parts.saves.verdict(engine, body.step, body.tainted)
         elif isinstance(body, ReleaseLookup):
             self._parts.lookups.release(body.lookup_id)

@@ -20,15 +20,22 @@ class Progress:
     memory: int
     #: Newest step that has begun; every earlier one has begun too (the gate of rule 5).
     begun: int = 0
+    #: Newest step whose output came back: it has begun, whether or not the model side could say so.
+    returned: int = 0
     #: Step → layers written, of the last steps.
     computed: dict[int, int] = field(default_factory=dict)
     #: Device event of the newest message: what all of them say is so once it is reached. The
     #: stream that it stands in is in order, so a newer event covers every older one.
     event: bytes = b""
 
+    @property
+    def gate(self) -> int:
+        """Newest step in which loads may be written."""
+        return max(self.begun, self.returned)
+
     def reset(self) -> None:
         """Forget everything: another incarnation counts its steps anew."""
-        self.begun = 0
+        self.begun = self.returned = 0
         self.computed.clear()
         self.event = b""
 

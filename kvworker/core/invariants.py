@@ -96,7 +96,7 @@ def _check_loading(kernel: Kernel, batch: LoadBatch) -> None:
     assert len(set(command.keys)) == len(command.keys), f"{batch.name} reads a key twice"
     # Steps may be counted anew under a load that is being cancelled.
     if batch.engine.incarnation == batch.incarnation and not batch.stopping:
-        assert batch.engine.progress.begun >= batch.step, f"{batch.name} writes before its gate"
+        assert batch.engine.progress.gate >= batch.step, f"{batch.name} writes before its gate"
 
 
 def check_engines(engines: Engines, saves: Saves, loads: Loads) -> None:

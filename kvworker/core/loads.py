@@ -106,7 +106,7 @@ class Loads:
             self._open(batch)
         elif not batch.jobs:
             self._close(batch)
-        elif batch.engine.progress.begun >= batch.step:
+        elif batch.engine.progress.gate >= batch.step:
             self._load(batch)
 
     def _open(self, batch: LoadBatch) -> None:

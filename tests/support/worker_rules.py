@@ -82,7 +82,8 @@ class Rules:
         elif isinstance(command, LoadLayers):
             rank = self.ranks[command.engine]
             assert rank.attached, "loads into memory that is not mapped"
-            assert command.step <= rank.begun, "loads before the gate"
+            gate = max(rank.begun, *rank.judged, 0)
+            assert command.step <= gate, "loads before the gate"
             assert all(self.gets[name] > 0 for name in command.keys), "reads without a session"
         elif isinstance(command, CloseGets):
             for name in command.keys:

@@ -12,7 +12,13 @@ def step(number: int, *job_ids: int) -> StepRecord:
         for j in job_ids
     )
     return StepRecord(
-        step=number, planned_ns=100, num_tokens=9, has_loads=False, ranks={0: 7}, saves=notes
+        step=number,
+        planned_ns=100,
+        num_tokens=9,
+        has_loads=False,
+        ranks={0: 7},
+        saves=notes,
+        jobs=job_ids,
     )
 
 

@@ -12,11 +12,22 @@ def test_a_good_step_gets_one_clean_verdict_on_every_rank() -> None:
     assert play.done(1) == []
 
 
-def test_a_step_without_saves_gets_none() -> None:
+def test_a_step_without_open_jobs_gets_none() -> None:
     play = Play()
     play.admit("a", 64, 4, range(1, 5))
     play.step(1, new("a", range(1, 5), 63, 1))
+    play.end_all()
     assert play.done(1) == []
+
+
+def test_a_load_that_outlasts_its_step_is_told_that_the_step_has_begun() -> None:
+    play = Play(load="async")
+    play.admit("a", 64, 4, range(1, 5))
+    play.step(1)
+    assert verdicts(play.done(1)) == [StepVerdict(step=1)]
+    assert verdicts(play.daemon()) == [StepVerdict(step=1)]
+    play.end_all()
+    assert verdicts(play.daemon()) == []
 
 
 def test_saves_of_a_request_whose_load_failed_are_tainted_and_made_again() -> None:
@@ -80,7 +91,7 @@ def test_what_was_computed_from_bad_blocks_is_tainted_wherever_it_stands() -> No
     play.later(200)
     play.ask("b", 80, 64)
     play.alloc("b", [21, 2, 3, 4, 5])
-    (job,) = [j for j in saves(play.step(2, new("b", [21, 2, 3, 4, 5], 64, 16)))]
+    (job,) = saves(play.step(2, new("b", [21, 2, 3, 4, 5], 64, 16)))
     play.done(1, 1)
     assert verdicts(play.done(2)) == [StepVerdict(step=2, tainted=(job.job_id,))]
 
