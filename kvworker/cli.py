@@ -178,6 +178,31 @@ def dump(
         typer.echo(path)
 
 
+@app.command()
+def doctor(
+    device: Device,
+    store: Store = StoreKind.MOONCAKE,
+    mooncake_config: MooncakeFile = "",
+    no_probe: Annotated[
+        bool, typer.Option("--no-probe", help="Do not open the card; only look.")
+    ] = False,
+) -> None:
+    """Check everything that serving a device needs, and say what to change."""
+    from kvworker.doctor.examine import examine
+    from kvworker.doctor.report import Surroundings, Verdict
+    from kvworker.tables import print_findings
+
+    findings = examine(
+        Surroundings(device=device),
+        mooncake=store is StoreKind.MOONCAKE,
+        mooncake_file=mooncake_config,
+        probe=not no_probe,
+    )
+    print_findings(findings)
+    if any(finding.verdict is Verdict.FAIL for finding in findings):
+        raise typer.Exit(1)
+
+
 def _fail(message: str) -> NoReturn:
     """Say what is wrong in one line, and leave with the status for wrong usage."""
     typer.echo(f"kvworker: error: {message}", err=True)

@@ -1,12 +1,21 @@
-"""What ``kvworker status`` prints for people."""
+"""What ``kvworker status`` and ``kvworker doctor`` print for people."""
 
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kvcommon.messages import Status, StoreState
+from kvworker.doctor.report import Finding, Verdict
 
+#: How a check came out.
+_MARKS = {
+    Verdict.OK: "[green]ok  [/green] ",
+    Verdict.WARN: "[yellow]warn[/yellow] ",
+    Verdict.FAIL: "[bold red]FAIL[/bold red] ",
+    Verdict.SKIP: "[dim]skip[/dim] ",
+}
 _Row = dict[str, "str | int | float | bool"]
 
 
@@ -23,6 +32,18 @@ def print_status(status: Status, console: Console | None = None) -> None:
     console.print(_table("Last jobs", status.recent, "no job has ended yet"))
     numbers = [{"name": name, "value": f"{value:g}"} for name, value in status.metrics.items()]
     console.print(_table("Metrics", sorted(numbers, key=lambda row: row["name"]), "none"))
+
+
+def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Print what the doctor found, each remedy below its finding."""
+    console = console or Console()
+    for finding in findings:
+        mark = _MARKS[finding.verdict]
+        # Texts have brackets of their own: kvferry[npu].
+        text = f"{mark} {escape(finding.name)}: {escape(finding.found)}"
+        if finding.remedy:
+            text += f"\n        {escape(finding.remedy)}"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def _table(title: str, rows: Sequence[_Row] | Sequence[dict[str, str]], empty: str) -> Table | str:

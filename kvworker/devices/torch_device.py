@@ -96,6 +96,7 @@ class TorchDevice(Device):
         self._family = family
         self._make_driver = make_driver
         self._physical = int(name.partition(":")[2])
+        self.kind = family.kind
         self._local = threading.local()
         self._staging: list[DriverStaging] = []
 
@@ -117,13 +118,14 @@ class TorchDevice(Device):
                 f"device {self.name}: this process sees the cards {numbers}; cards are numbered "
                 "physically, as the driver does, whatever the engine calls them"
             )
-        self._index = numbers.index(self._physical)
-        self._card = cards[self._index]
+        #: The card as this process numbers it, and as everybody can tell it.
+        self.index = numbers.index(self._physical)
+        self.card = cards[self.index]
 
     def bind_thread(self) -> None:
         """Make the card this thread's, and give the thread a stream."""
-        self._family.runtime().set_device(self._index)
-        self._driver.bind(self._index)
+        self._family.runtime().set_device(self.index)
+        self._driver.bind(self.index)
         if not hasattr(self._local, "stream"):
             self._local.stream = self._driver.new_stream()
 
@@ -146,12 +148,12 @@ class TorchDevice(Device):
         return TorchMapping(self, self._import(storages), [])
 
     def _import(self, handles: Sequence[StorageHandle]) -> "list[torch.UntypedStorage]":
-        checked = [check_handle(self._family, handle, self._card) for handle in handles]
+        checked = [check_handle(self._family, handle, self.card) for handle in handles]
         if len({(each.counter, each.counter_slot) for each in checked}) < len(checked):
             raise HandleError("a storage was exported once and named twice", "export it again")
         runtime = self._family.runtime()
-        with runtime.device(self._index):
-            storages = import_storages(self._family, self._index, checked)
+        with runtime.device(self.index):
+            storages = import_storages(self._family, self.index, checked)
             runtime.current_stream().synchronize()
         return storages
 
