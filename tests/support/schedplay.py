@@ -144,6 +144,18 @@ class Play:
         assert sum(map(len, self.held.values())) == self.core.num_held_blocks
         return commands
 
+    def serving(self) -> bool:
+        """Plans and lookups are sent."""
+        return self.core.serving
+
+    def busy(self) -> bool:
+        """VLLM must keep stepping."""
+        return self.core.has_pending
+
+    def wants_step(self) -> bool:
+        """The next step must be told of."""
+        return self.core.wants_step
+
     def later(self, ms: float) -> None:
         """Let time pass."""
         self.now_ns += int(ms * MS)

@@ -33,12 +33,12 @@ def test_a_dead_daemon_gives_its_blocks_back_and_a_frozen_one_does_not() -> None
     play.admit("a", 100, 0, range(1, 8))
     play.step(1, new("a", range(1, 8), 0, 64))
     play.lost(0, dead=False)
-    assert play.core.has_pending
+    assert play.busy()
     assert play.core.num_held_blocks == 4
-    assert not play.core.serving
+    assert not play.serving()
     assert saves(play.step(2, more("a", 64, 36))) == []
     assert [type(c) for c in play.lost(0, dead=True)] == [FreeBlocks]
-    assert not play.core.has_pending
+    assert not play.busy()
     assert play.core.counters["daemons_lost"] == 1
 
 
@@ -59,12 +59,12 @@ def test_a_missing_acknowledgement_stops_serving_until_it_comes() -> None:
     play.ack(1, rank=0)
     play.later(2001)
     assert play.say(Ticked(now_ns=play.now_ns)) == []
-    assert not play.core.serving
+    assert not play.serving()
     assert play.ask("a", 100).reason == "daemon-lost"
     play.say(Ticked(now_ns=play.now_ns))
     assert play.core.counters["acks_late"] == 1
     play.ack(1, rank=1)
-    assert play.core.serving
+    assert play.serving()
 
 
 def test_a_welcome_forgives_missing_acknowledgements() -> None:
@@ -73,11 +73,11 @@ def test_a_welcome_forgives_missing_acknowledgements() -> None:
     play.step(1, new("a", range(1, 8), 0, 64))
     play.later(2001)
     play.say(Ticked(now_ns=play.now_ns))
-    assert not play.core.serving
+    assert not play.serving()
     play.daemon(0)
-    assert play.core.serving
+    assert play.serving()
     play.say(Ticked(now_ns=play.now_ns))
-    assert play.core.serving
+    assert play.serving()
 
 
 def test_an_acknowledgement_stands_for_the_earlier_ones() -> None:
@@ -88,7 +88,7 @@ def test_an_acknowledgement_stands_for_the_earlier_ones() -> None:
     play.ack(2)
     play.later(9999)
     play.say(Ticked(now_ns=play.now_ns))
-    assert play.core.serving
+    assert play.serving()
 
 
 def test_a_rank_that_is_no_longer_named_ends_its_jobs() -> None:
@@ -157,6 +157,22 @@ def test_a_shared_block_is_held_once_per_job() -> None:
     assert play.core.num_held_blocks == 2
 
 
+def test_vllms_cache_may_offer_blocks_that_were_never_computed_again() -> None:
+    """The request is preempted half way through a spoilt block, which vLLM still has cached."""
+    play = Play()
+    play.admit("a", 100, 1, range(1, 8))
+    play.step(1, new("a", range(1, 8), 16, 84))
+    play.done(1, 1)
+    play.end_all()
+    assert saved_blocks(play.step(2, more("a", 0, 40))) == [1, 2]
+    play.done(2)
+    play.end_all()
+    play.step(3, preempted=("a",))
+    play.ask("a", 100, 96)
+    play.alloc("a", [1, 2, 3, 4, 5, 6, 11])
+    assert saves(play.step(4, new("a", [1, 2, 3, 4, 5, 6, 11], 96, 4))) == []
+
+
 def test_finishing_a_request_leaves_its_saves_alone() -> None:
     play = Play()
     play.admit("a", 64, 0, range(1, 5))
@@ -166,7 +182,7 @@ def test_finishing_a_request_leaves_its_saves_alone() -> None:
     assert play.core.num_held_blocks == 4
     assert verdicts(play.done(1)) == [StepVerdict(step=1)]
     play.end_all()
-    assert not play.core.has_pending
+    assert not play.busy()
 
 
 def test_validate_sees_a_reference_that_is_not_accounted_for() -> None:

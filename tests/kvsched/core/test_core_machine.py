@@ -1,5 +1,7 @@
 """The core against a small vLLM and small daemons, in any order of events."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -19,35 +21,22 @@ class CoreMachine(RuleBasedStateMachine):
     rare: int
 
     @initialize(
-        ranks=st.integers(1, 2),
-        depth=st.integers(1, 2),
-        policy=st.sampled_from(["recompute", "fail"]),
-        load=st.sampled_from(["auto", "layerwise", "async"]),
-        save_decode=st.booleans(),
-        held=st.sampled_from([3, 100]),
+        engine=st.fixed_dictionaries(
+            {
+                "ranks": st.integers(1, 2),
+                "depth": st.integers(1, 2),
+                "policy": st.sampled_from(["recompute", "fail"]),
+                "load": st.sampled_from(["auto", "layerwise", "async"]),
+                "save_decode": st.booleans(),
+                "held": st.sampled_from([3, 100]),
+            }
+        ),
         rare=st.sampled_from([0, 0, 3]),
         stored=st.integers(0, 8),
     )
-    def start(
-        self,
-        ranks: int,
-        depth: int,
-        policy: str,
-        load: str,
-        save_decode: bool,
-        held: int,
-        rare: int,
-        stored: int,
-    ) -> None:
+    def start(self, engine: dict[str, Any], rare: int, stored: int) -> None:
         self.rare = rare
-        self.sim = Sim(
-            ranks=ranks,
-            depth=depth,
-            policy=policy,
-            load=load,
-            save_decode=save_decode,
-            held=held,
-        )
+        self.sim = Sim(**engine)
         self.sim.seed("A", stored)
 
     @precondition(lambda self: len(self.sim.requests) < 6)

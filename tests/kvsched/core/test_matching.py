@@ -17,13 +17,16 @@ from kvcommon.reasons import (
     STORE_DOWN,
     TOO_SHORT,
 )
+from kvsched.core.commands import SendToDaemon
 from kvsched.core.events import StoreChanged
 from kvsched.core.matching import hit_tokens, loadable_blocks
 from tests.support.schedplay import SIZE, Play, answer, hashes, loads, model, new, told
 
 
 @given(st.integers(0, 200), st.integers(1, 32), st.integers(0, 20))
-def test_a_hit_always_leaves_one_token_and_no_loadable_block_is_useless(tokens, size, cut) -> None:
+def test_a_hit_always_leaves_one_token_and_no_loadable_block_is_useless(
+    tokens: int, size: int, cut: int
+) -> None:
     blocks = loadable_blocks(tokens, max(0, tokens // size - cut), size)
     hit = hit_tokens(blocks, tokens, size)
     assert 0 <= hit <= max(0, tokens - 1)
@@ -35,7 +38,7 @@ def test_a_new_request_is_looked_up_once_at_rank_0() -> None:
     play = Play(ranks=2)
     commands = play.add("a", 100)
     (lookup,) = told(commands, Lookup)
-    assert [command.rank for command in commands] == [0]
+    assert commands == [SendToDaemon(rank=0, body=lookup)]
     assert lookup.groups[0].block_hashes == hashes(6)
 
 
@@ -52,7 +55,7 @@ def test_a_prompt_of_whole_blocks_may_load_its_last_block_but_not_its_last_token
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 15])
-def test_a_prompt_shorter_than_a_block_is_never_looked_up(tokens) -> None:
+def test_a_prompt_shorter_than_a_block_is_never_looked_up(tokens: int) -> None:
     play = Play()
     assert play.add("a", tokens) == []
     assert play.ask("a", tokens).reason == TOO_SHORT
@@ -158,7 +161,9 @@ def test_a_miss_says_the_daemons_reason() -> None:
         ("async", True, True, True),
     ],
 )
-def test_the_path_is_chosen_by_what_is_safe(load, safe, staged, asynchronous) -> None:
+def test_the_path_is_chosen_by_what_is_safe(
+    load: str, safe: bool, staged: bool, asynchronous: bool
+) -> None:
     play = Play(load=load, sync_is_safe=safe)
     play.found(play.add("a", 100), 3, staged=staged)
     match = play.ask("a", 100)

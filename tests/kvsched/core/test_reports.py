@@ -32,7 +32,7 @@ def test_unknown_and_repeated_ends_are_counted_and_ignored() -> None:
 
 
 @pytest.mark.parametrize("outcome", list(JobOutcome))
-def test_a_save_that_did_not_work_is_not_repeated(outcome) -> None:
+def test_a_save_that_did_not_work_is_not_repeated(outcome: JobOutcome) -> None:
     play = Play()
     play.admit("a", 100, 0, range(1, 8))
     (job,) = saves(play.step(1, new("a", range(1, 8), 0, 100)))
@@ -40,7 +40,7 @@ def test_a_save_that_did_not_work_is_not_repeated(outcome) -> None:
     play.end(job.job_id, outcome=outcome)
     assert play.core.counters[f"jobs.save.{outcome.value}"] == 1
     assert "a" not in play.core.active
-    assert not play.core.has_pending
+    assert not play.busy()
 
 
 def test_the_worst_rank_counts() -> None:
@@ -63,7 +63,9 @@ def test_the_worst_rank_counts() -> None:
         (JobOutcome.DONE, (77,), 0),
     ],
 )
-def test_a_load_that_failed_on_one_rank_bars_its_request(outcome, failed, barred) -> None:
+def test_a_load_that_failed_on_one_rank_bars_its_request(
+    outcome: JobOutcome, failed: tuple[int, ...], barred: int
+) -> None:
     play = Play(ranks=2, load="async")
     play.admit("a", 100, 3, range(1, 8))
     (job,) = loads(play.step(1))

@@ -116,16 +116,16 @@ def test_the_part_beyond_a_shrunk_hit_is_computed_but_not_saved() -> None:
 def test_an_asynchronous_load_is_planned_before_the_request_runs() -> None:
     play = Play(sync_is_safe=False)
     play.admit("a", 100, 4, range(1, 8))
-    assert play.core.wants_step
+    assert play.wants_step()
     commands = play.step(1)
     (job,) = loads(commands)
     assert (job.layerwise, job.block_ids) == (False, (1, 2, 3, 4))
     assert saves(commands) == []
-    assert not play.core.wants_step
-    assert play.core.has_pending
+    assert not play.wants_step()
+    assert play.busy()
     assert play.alloc("a", range(1, 9), 0) == []
     play.end(job.job_id)
-    assert not play.core.has_pending
+    assert not play.busy()
     assert saved_blocks(play.step(2, new("a", range(1, 9), 64, 36))) == [5, 6]
 
 
@@ -320,7 +320,7 @@ def test_a_load_that_no_daemon_can_hear_of_is_over_at_once() -> None:
     play.lost(0, dead=True)
     commands = play.step(1, new("a", range(1, 8), 32, 68))
     assert [type(c) for c in commands] == [HoldBlocks, TellModel, FreeBlocks]
-    assert not play.core.has_pending
+    assert not play.busy()
 
 
 def test_an_abort_before_the_plan_drops_a_layerwise_load() -> None:
@@ -328,7 +328,7 @@ def test_an_abort_before_the_plan_drops_a_layerwise_load() -> None:
     play.admit("a", 100, 2, range(1, 8))
     assert told(play.finish("a"), ReleaseLookup) == [ReleaseLookup(lookup_id=1)]
     assert play.step(1) == []
-    assert not play.core.has_pending
+    assert not play.busy()
 
 
 def test_an_abort_before_the_plan_still_runs_and_cancels_an_asynchronous_load() -> None:
@@ -346,7 +346,7 @@ def test_an_abort_during_an_asynchronous_load_cancels_it_once() -> None:
     play.admit("a", 100, 2, range(1, 8))
     (job,) = loads(play.step(1))
     assert play.finish("a") == []
-    assert play.core.wants_step
+    assert play.wants_step()
     told_model = model(play.step(2))
     assert told_model == TellModel(step=2, cancel=(job.job_id,))
     assert play.step(3) == []
@@ -361,7 +361,7 @@ def test_a_load_that_ended_before_the_next_step_is_not_cancelled() -> None:
     (job,) = loads(play.step(1))
     play.finish("a")
     play.end(job.job_id)
-    assert not play.core.has_pending
+    assert not play.busy()
     assert play.step(2) == []
 
 
