@@ -23,12 +23,12 @@ SOURCES := common kvsched kvworker tools tests benchmarks
 UNUSABLE := torchvision torchaudio torchcodec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-e2e test-npu npu-libraries lint types imports spelling sizes bench check clean verbs
+.PHONY: help setup browser demo test test-e2e test-npu npu-libraries lint types imports spelling sizes bench check clean verbs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) verbs ## make .venv with vLLM for CPU, Mooncake and the tools (quick when done)
+setup: $(STAMP) verbs browser ## make .venv with vLLM for CPU, Mooncake and the tools (quick when done)
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { rm -rf .venv; \
@@ -48,6 +48,16 @@ verbs: $(STAMP)
 	else \
 	    echo "libibverbs1 is missing, which Mooncake needs: install it (as root:" >&2; \
 	    echo "apt-get install libibverbs1), or go on without Mooncake: STORE=memory" >&2; \
+	fi
+
+# A test opens the page of `kvreplay report` in a real browser.
+browser:
+	@if command -v chromium chromium-browser google-chrome >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+	        --no-install-recommends chromium fonts-dejavu-core; \
+	else \
+	    echo "No Chromium here: the tests of kvreplay's report that need one are skipped" >&2; \
 	fi
 
 demo: setup ## serve a tiny model twice and show what was reused; writes demo-out/

@@ -66,6 +66,9 @@ def test_trace_and_plot_write_files(logs: Path, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["steps"] == 2
     assert (tmp_path / "o.png").stat().st_size > 1000
     assert run("trace", logs, "-o", tmp_path / "none" / "t.json").exit_code == 2
+    result = run("report", logs, "-o", tmp_path / "r.html", "--json")
+    assert json.loads(result.stdout)["bytes"] > 10_000
+    assert "req-abc" in (tmp_path / "r.html").read_text("utf-8")
 
 
 def test_verify_shows_difference_and_story(logs: Path) -> None:

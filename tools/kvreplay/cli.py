@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kvreplay import cli_runs
 from kvreplay import plot as plotting
+from kvreplay import report as reporting
 from kvreplay import show as showing
 from kvreplay import stats as counting
 from kvreplay import story as telling
@@ -186,6 +187,20 @@ def plot(
     with wrong_questions():
         plotting.draw(times, out, max_steps=steps)
     say_written(out, {"steps": len(times)}, as_json=as_json)
+
+
+@app.command()
+def report(
+    logs: LogDir,
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("report.html"),
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file with a timeline, all requests and their stories, and the check."""
+    found = open_or_exit(logs)
+    with wrong_questions():
+        num_bytes = out.write_text(reporting.make_report(found), encoding="utf-8")
+    say_written(out, {"bytes": num_bytes}, as_json=as_json)
 
 
 def main() -> None:

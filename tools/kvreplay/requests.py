@@ -69,4 +69,5 @@ def read_requests(logs: LogSet, max_requests: int = MAX_REQUESTS) -> list[Story]
 def _stories(tellings: dict[str, _Telling]) -> Iterator[Story]:
     for request, one in tellings.items():
         facts = one.collector.facts
-        yield Story(request, one.lines, one.num_left_out, facts, sentence(facts))
+        text = sentence(facts)
+        yield Story(request, one.lines, one.num_left_out, facts, text, one.start_ns or 0)

@@ -47,6 +47,8 @@ class Story:
     num_left_out: int
     facts: Facts
     sentence: str
+    #: When its first record was; 0 if it has none.
+    start_ns: int = 0
 
     def plain(self) -> dict[str, object]:
         """What ``--json`` prints."""
