@@ -52,7 +52,9 @@ verbs: $(STAMP)
 
 # A test opens the page of `kvreplay report` in a real browser.
 browser:
-	@if command -v chromium chromium-browser google-chrome >/dev/null; then exit 0; fi; \
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	    if command -v $$name >/dev/null; then exit 0; fi; \
+	done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
 	        --no-install-recommends chromium fonts-dejavu-core; \
