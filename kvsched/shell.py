@@ -57,6 +57,7 @@ logger = logging.getLogger("vllm.kvferry.scheduler")
 #: How often sockets are drained while nothing of ours is pending.
 _IDLE_POLL_NS = 50_000_000
 _TICK_NS = 250_000_000
+_NS_PER_MS = 1_000_000
 _NO_HIT: tuple[int | None, bool] = (0, False)
 _NO_PLAN: StepMetadata | None = None
 
@@ -107,7 +108,9 @@ class SchedulerShell:
         #: How many hashes of a request the core was told.
         self._told: dict[str, int] = {}
         self._step = 0
-        self._wait_left_ms = config.lookup_wait_ms
+        self._lookup_wait_ns = int(config.lookup_wait_ms * _NS_PER_MS)
+        #: What lookups may still wait in this step, all together.
+        self._wait_left_ns = self._lookup_wait_ns
         self._polled_at = 0
         self._ticked_at = 0
         self._answers: list[AnswerMatch] = []
@@ -160,10 +163,10 @@ class SchedulerShell:
         # Asking is recorded; looking first saves most repetitions.
         self._poll()
         answer = self._ask(request, num_local_tokens)
-        while answer.num_tokens is None and self._wait_left_ms > 0 and self._ranks is not None:
-            started = time.monotonic()
-            heard = self._ranks.wait(0, self._wait_left_ms)
-            self._wait_left_ms -= (time.monotonic() - started) * 1e3
+        while answer.num_tokens is None and self._wait_left_ns > 0 and self._ranks is not None:
+            started_ns = time.monotonic_ns()
+            heard = self._ranks.wait(0, self._wait_left_ns / _NS_PER_MS)
+            self._wait_left_ns -= time.monotonic_ns() - started_ns
             if not heard:
                 break
             self._poll()
@@ -209,7 +212,7 @@ class SchedulerShell:
 
     @guarded(lambda: _NO_PLAN)
     def _plan(self, output: "SchedulerOutput", /) -> StepMetadata | None:
-        self._wait_left_ms = self._config.lookup_wait_ms
+        self._wait_left_ns = self._lookup_wait_ns
         now_ns = time.monotonic_ns()
         if self._core.has_pending or now_ns - self._polled_at > _IDLE_POLL_NS:
             self._poll()
