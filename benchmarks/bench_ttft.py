@@ -188,6 +188,9 @@ def main(
     wait_s: Annotated[
         float, typer.Option(help="Seconds in all to wait for quiet and to measure noise again.")
     ] = 600,
+    event_logs: Annotated[
+        bool, typer.Option(help="Keep kvferry's event logs in the output folder, for kvreplay.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for the JSON file.")] = Path("bench-out"),
 ) -> None:
     """Measure the time to first token of each variant."""
@@ -196,7 +199,9 @@ def main(
     patience = common.Patience(wait_s)
     servers.end_on_sigterm()
     with contextlib.ExitStack() as stack:
-        config = engines.EngineConfig(model=out / "model")
+        config = engines.EngineConfig(
+            model=out / "model", event_logs=str(out.resolve() / "events") if event_logs else ""
+        )
         console.print(f"starting {len(names)} engines")
         running = stack.enter_context(engines.running(names, config, out / "logs"))
         for engine in running.values():

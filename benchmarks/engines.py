@@ -40,6 +40,8 @@ class EngineConfig:
     max_batched_tokens: int = 4096
     max_num_seqs: int = 256
     multi: bool = True
+    #: kvferry's event logs go to a folder per variant below this one; empty: none are kept.
+    event_logs: str = ""
 
 
 class Engine(servers.ServerProcess):
@@ -135,13 +137,13 @@ class Setup:
 
 
 @contextlib.contextmanager
-def no_connector(_folder: Path) -> Iterator[Setup]:
+def no_connector(_folder: Path, _event_log: str) -> Iterator[Setup]:
     """Run vLLM alone."""
     yield Setup(None, {})
 
 
 @contextlib.contextmanager
-def in_tree(folder: Path) -> Iterator[Setup]:
+def in_tree(folder: Path, _event_log: str) -> Iterator[Setup]:
     """Use vLLM's MooncakeStoreConnector as it comes; the segment lies in the vLLM worker."""
     with LocalMaster() as master:
         path = _mooncake_config(folder, master.address, mode="embedded")
@@ -150,7 +152,7 @@ def in_tree(folder: Path) -> Iterator[Setup]:
 
 
 @contextlib.contextmanager
-def kvferry_inline(folder: Path) -> Iterator[Setup]:
+def kvferry_inline(folder: Path, event_log: str) -> Iterator[Setup]:
     """Run the daemon in a thread of the vLLM worker; the segment lies there too."""
     with LocalMaster() as master:
         path = _mooncake_config(folder, master.address)
@@ -158,24 +160,26 @@ def kvferry_inline(folder: Path) -> Iterator[Setup]:
             "mode": "inline",
             "store": "mooncake",
             "mooncake_config": str(path),
+            "event_log": event_log,
         }
         yield Setup(_kvferry(folder, extra), {})
 
 
 @contextlib.contextmanager
-def kvferry_daemon(folder: Path) -> Iterator[Setup]:
+def kvferry_daemon(folder: Path, event_log: str) -> Iterator[Setup]:
     """Run the daemon in a process of its own, where the segment lies."""
     with LocalMaster() as master:
         path = _mooncake_config(folder, master.address)
         run_dir = folder / "run"
         run_dir.mkdir(mode=0o700, exist_ok=True)
         arguments = ["--store", "mooncake", "--mooncake-config", str(path)]
+        arguments += ["--event-log", event_log] if event_log else []
         with servers.DaemonProcess(run_dir, folder / "daemon.log", arguments=arguments):
             yield Setup(_kvferry(folder, {"daemons": "auto", "run_dir": str(run_dir)}), {})
 
 
 #: In the order in which they are run and shown.
-VARIANTS: dict[str, Callable[[Path], contextlib.AbstractContextManager[Setup]]] = {
+VARIANTS: dict[str, Callable[[Path, str], contextlib.AbstractContextManager[Setup]]] = {
     "none": no_connector,
     "in-tree": in_tree,
     "kvferry inline": kvferry_inline,
@@ -196,7 +200,8 @@ def running(names: list[str], config: EngineConfig, logs: Path) -> Iterator[dict
         for name in names:
             place = folder / name.replace(" ", "-")
             place.mkdir(parents=True, exist_ok=True)
-            setup = stack.enter_context(VARIANTS[name](place))
+            event_log = str(Path(config.event_logs) / place.name) if config.event_logs else ""
+            setup = stack.enter_context(VARIANTS[name](place, event_log))
             log = logs / f"{place.name}.log"
             log.unlink(missing_ok=True)
             engine = Engine(name, config, setup.kv_transfer, log, setup.environ)
