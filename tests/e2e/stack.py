@@ -96,6 +96,8 @@ class Stack:
             "kv_load_failure_policy": policy,
             "kv_connector_extra_config": {
                 "run_dir": str(self.run_dir),
+                # "auto" may find that this machine, just now, computes faster than it loads.
+                "load": "layerwise",
                 # Slow machines: a lookup that comes late would be a miss, and that is tested alone.
                 "lookup_timeout_ms": 20_000,
                 "load_timeout_ms": 60_000,

@@ -42,13 +42,14 @@ def save_and_load(
     engine.forget()
 
 
-@pytest.mark.parametrize("load", ["layerwise", "async"])
+@pytest.mark.parametrize("load", ["auto", "async"])
 def test_load_mode(stack: Stack, reference: EngineProcess, load: str) -> None:
     with stack.engine(stack.connector(load=load)) as engine:
         engine.call("wait_attached")
         save_and_load(stack, engine, reference, 1000 + len(load))
         _, loads = stack.plans()
-        assert loads[-1].layerwise == (load == "layerwise")
+        # On CPU nothing overtakes a step, so a layerwise load may fail: auto takes it.
+        assert loads[-1].layerwise == (load == "auto")
         # Two loads in one step and their followers.
         prompts = [prompt(1100 + i, 400) for i in range(3)]
         wanted = cold(reference, prompts)
