@@ -57,6 +57,9 @@ def test_stats(logs: Path) -> None:
     assert result.exit_code == 0
     assert "transfer-failed" in result.stdout
     assert json.loads(run("stats", logs, "--json").stdout)["requests"] == 1
+    quick = run("stats", logs, "--quick", "--kind", "LoadLayers", "--json")
+    assert json.loads(quick.stdout)["wanted"] == 1
+    assert "MatchAsked" in run("stats", logs, "--quick", "--from", "0.001", "--to", "9").stdout
 
 
 def test_trace_and_plot_write_files(logs: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from kvreplay import printing
 from kvreplay.loading import open_logs
+from kvreplay.scan import scan
 from kvreplay.stats import gather
 from kvreplay.story import tell
 from kvreplay.verify import verify
@@ -77,3 +78,12 @@ def test_a_verdict_lists_differences(tmp_path: Path) -> None:
     printing.print_verdict(console, verify(open_logs([tmp_path])))
     for text in ("kvworker-cpu-0: different", "recorded:", "nothing", "→ op 2: look for 6 objects"):
         assert text in out.getvalue(), out.getvalue()
+
+
+def test_counts_of_a_quick_look(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scenes.hit(scene)
+    out = io.StringIO()
+    printing.print_summary(Console(file=out, width=120), scan(scene.close()))
+    assert "LookupAnswered" in out.getvalue()
+    assert "14 of 14 records" in out.getvalue()

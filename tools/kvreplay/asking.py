@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from kvcommon.errors import LogFormatError
 from kvreplay.loading import LogSet, open_logs
 from kvreplay.plot import PlotError
 from kvreplay.printing import clean
@@ -43,7 +44,7 @@ def wrong_questions() -> Iterator[None]:
     """Say in one line what cannot be answered, and exit."""
     try:
         yield
-    except (NoSuchRequestError, PlotError, RunError) as error:
+    except (LogFormatError, NoSuchRequestError, PlotError, RunError) as error:
         complain(str(error))
         raise typer.Exit(WRONG) from None
     except OSError as error:

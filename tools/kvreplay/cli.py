@@ -13,8 +13,10 @@ import typer
 from rich.text import Text
 
 from kvreplay import cli_runs
+from kvreplay import convert as converting
 from kvreplay import plot as plotting
 from kvreplay import report as reporting
+from kvreplay import scan as scanning
 from kvreplay import show as showing
 from kvreplay import stats as counting
 from kvreplay import story as telling
@@ -30,6 +32,7 @@ from kvreplay.printing import (
     print_line,
     print_problems,
     print_story,
+    print_summary,
     print_verdict,
     say_written,
 )
@@ -95,8 +98,35 @@ def show(
 
 
 @app.command()
-def stats(logs: Logs, *, as_json: AsJson = False) -> None:
+def stats(
+    logs: Logs,
+    *,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Only count records by kind; for very large logs."),
+    ] = False,
+    request: Annotated[str | None, typer.Option(help="With --quick: id of a request.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="With --quick: type of an event, a command or a message.")
+    ] = None,
+    from_s: Annotated[
+        float, typer.Option("--from", help="With --quick: seconds after the first record.")
+    ] = 0.0,
+    to_s: Annotated[
+        float | None, typer.Option("--to", help="With --quick: seconds after the first record.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Count: hit rate, bytes, latencies by phase, reasons of misses and failures."""
+    if quick:
+        to_ns = None if to_s is None else round(to_s * 1e9)
+        wanted = scanning.Wanted(request, kind, from_ns=round(from_s * 1e9), to_ns=to_ns)
+        summary = scanning.scan(open_or_exit(logs), wanted)
+        if as_json:
+            typer.echo(json.dumps(summary.plain(), indent=2))
+        else:
+            print_summary(new_console(), summary)
+        return
     found = counting.gather(open_or_exit(logs))
     if as_json:
         typer.echo(json.dumps(found.plain(), indent=2))
@@ -201,6 +231,18 @@ def report(
     with wrong_questions():
         num_bytes = out.write_text(reporting.make_report(found), encoding="utf-8")
     say_written(out, {"bytes": num_bytes}, as_json=as_json)
+
+
+@app.command()
+def convert(
+    files: Annotated[list[Path], typer.Argument(help="Log files of an older format.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the new files.")],
+) -> None:
+    """Bring log files of older formats to the present one."""
+    for path in files:
+        with wrong_questions():
+            typer.echo(clean(str(converting.convert(path, out))))
 
 
 def main() -> None:

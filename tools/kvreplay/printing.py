@@ -11,7 +11,8 @@ from rich.text import Text
 from kvreplay import stats as counting
 from kvreplay import story as telling
 from kvreplay import verify as verifying
-from kvreplay.words import millis
+from kvreplay.scan import Summary
+from kvreplay.words import command_text, millis, size
 
 
 def clean(text: str) -> str:
@@ -86,6 +87,19 @@ def print_counts(console: Console, found: counting.Stats) -> None:
         if table.row_count:
             console.print()
             console.print(table)
+
+
+def print_summary(console: Console, summary: Summary) -> None:
+    """Print what ``stats --quick`` counted."""
+    table = new_table("kind", "records")
+    for name, number in summary.kinds.most_common():
+        table.add_row(clean(name), str(number))
+    console.print(table)
+    text = f"{summary.num_wanted} of {summary.num_records} records, {size(summary.num_bytes)}"
+    if summary.num_dropped or summary.num_damaged or summary.torn:
+        text += f"; {summary.num_dropped} could not be written, {summary.num_damaged} places "
+        text += f"damaged, {len(summary.torn)} files torn"
+    console.print(text)
 
 
 def print_verdict(console: Console, verdict: verifying.Verdict) -> None:

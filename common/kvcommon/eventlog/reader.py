@@ -8,6 +8,7 @@ skipped: the reader looks for the next place at which a whole frame stands.
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -39,6 +40,9 @@ _CANDIDATE: Final = re.compile(rb"(?s)(?=...\x00....[\x80-\x9f])")
 _CANDIDATE_BYTES: Final = FRAME.size + 1
 #: At most so many damaged places are kept by name; the rest is only counted.
 _MAX_NAMED: Final = 1000
+#: Payloads that begin with this or more are arrays: records.
+_ARRAY: Final = 0x90
+_MORE: Final = "more"
 
 _header_decoder = msgspec.msgpack.Decoder(LogHeader)
 _record_decoder = msgspec.msgpack.Decoder(RawRecord)
@@ -70,65 +74,68 @@ class LogReader:
 
     def __iter__(self) -> Iterator[RawRecord]:
         """Yield the file's records in order."""
+        for offset, payloads in self.batches():
+            at = offset
+            for payload in payloads:
+                try:
+                    if payload[0] >= _ARRAY:
+                        yield _record_decoder.decode(payload)
+                    else:
+                        self._note_dropped(payload)
+                except _DECODE_ERRORS as error:  # record by record
+                    self._damaged(at, FRAME.size + len(payload), f"not a record: {error}")
+                at += FRAME.size + len(payload)
+
+    def batches(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield good frames that follow each other: the offset of the first, and all payloads.
+
+        For who wants to look at many records without decoding them: a payload that begins with a
+        byte of at least 0x90 is a record (``RawRecord``), others are notes (``Dropped``). Damage
+        is found and noted as when iterating.
+        """
         self.torn = False
         self.damage = []
         self.num_damaged = 0
         self.dropped = []
         with _open(self.path) as file:
-            for offset, payload in self._frames(file):
-                try:
-                    if payload[0] >= 0x90:  # a msgpack array: a record
-                        yield _record_decoder.decode(payload)
-                    else:
-                        self.dropped.append(_dropped_decoder.decode(payload))
-                        del self.dropped[:-_MAX_NAMED]
-                except _DECODE_ERRORS as error:  # noqa: PERF203 - record by record
-                    self._damaged(offset, FRAME.size + len(payload), f"not a record: {error}")
+            yield from self._frames(file)
 
-    def _frames(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        """Yield offset and payload of each good frame."""
+    def _frames(self, file: BinaryIO) -> Iterator[tuple[int, list[bytes]]]:
         size = os.fstat(file.fileno()).st_size
         budget = _SEARCH_BUDGET_BYTES
         base = self._start
         file.seek(base)
-        window = file.read(_CHUNK_BYTES)
-        at = 0
-        unpack, header_bytes = FRAME.unpack_from, FRAME.size
+        window, wanted = b"", _CHUNK_BYTES
         while True:
-            if len(window) - at < header_bytes:
-                base, window, at = base + at, window[at:] + file.read(_CHUNK_BYTES), 0
-            why = ""
-            if len(window) < header_bytes:
-                if not window:
-                    return
+            chunk = file.read(wanted)
+            if not chunk:
+                # The end; or the file has shrunk under our hands.
+                size = min(size, base + len(window))
+            window += chunk
+            payloads, at, why = _take(window, base)
+            if payloads:
+                yield base, payloads
+            base, window = base + at, window[at:]
+            if not window and base >= size:
+                return
+            if why == _MORE:
+                # The frame is not whole in the window: is it in the file?
+                wanted = _frame_bytes(window)
+                if base + wanted <= size:
+                    wanted = max(_CHUNK_BYTES, wanted - len(window))
+                    continue
                 why = "torn"
-            else:
-                length, crc = unpack(window, at)
-                end = at + header_bytes + length
-                if not 0 < length <= MAX_PAYLOAD_BYTES:
-                    why = f"impossible length {length}"
-                elif base + end > size:
-                    why = "torn"
-                else:
-                    if end > len(window):
-                        more = file.read(max(_CHUNK_BYTES, end - len(window)))
-                        base, window, at = base + at, window[at:] + more, 0
-                        end = header_bytes + length
-                    payload = window[at + header_bytes : end]
-                    if checksum(payload, base + at) == crc:
-                        yield base + at, payload
-                        at = end
-                        continue
-                    why = "wrong checksum"
-            offset = base + at
-            found, budget = _find_frame(file, offset + 1, size, budget)
+            found, budget = _find_frame(file, base + 1, size, budget)
             if found == size and why == "torn":
                 self.torn = True
                 return
-            self._damaged(offset, found - offset, "incomplete" if why == "torn" else why)
-            base, at = found, 0
+            self._damaged(base, found - base, "incomplete" if why == "torn" else why)
+            base, window, wanted = found, b"", _CHUNK_BYTES
             file.seek(found)
-            window = file.read(_CHUNK_BYTES)
+
+    def _note_dropped(self, payload: bytes) -> None:
+        self.dropped.append(_dropped_decoder.decode(payload))
+        del self.dropped[:-_MAX_NAMED]
 
     def _damaged(self, offset: int, num_bytes: int, reason: str) -> None:
         self.num_damaged += 1
@@ -178,6 +185,40 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[LogHeader, int]:
     except _DECODE_ERRORS as error:
         raise LogFormatError(f"{path}: the header is broken: {error}") from None
     return header, start + FRAME.size + length
+
+
+def _take(window: bytes, base: int) -> tuple[list[bytes], int, str]:
+    """Take the good frames from the start of a window; ``base`` is its offset in the file.
+
+    Returns:
+        Payloads, where the first frame that is not taken begins, and why it is not: ``_MORE`` if
+        it is not whole.
+    """
+    payloads: list[bytes] = []
+    append, unpack, crc32 = payloads.append, FRAME.unpack_from, zlib.crc32
+    at, last = 0, len(window)
+    start = FRAME.size
+    while start <= last:
+        length, crc = unpack(window, at)
+        end = start + length
+        if not 0 < length <= MAX_PAYLOAD_BYTES:
+            return payloads, at, f"impossible length {length}"
+        if end > last:
+            return payloads, at, _MORE
+        payload = window[start:end]
+        # As ``checksum``, without the call: this line is run for every record of a log.
+        if crc32(payload, (base + at) & 0xFFFFFFFF) != crc:
+            return payloads, at, "wrong checksum"
+        append(payload)
+        at, start = end, end + FRAME.size
+    return payloads, at, _MORE
+
+
+def _frame_bytes(window: bytes) -> int:
+    """Bytes of the frame at the start of a window, as far as can be seen."""
+    if len(window) < FRAME.size:
+        return FRAME.size
+    return FRAME.size + int(FRAME.unpack_from(window)[0])
 
 
 def _find_frame(file: BinaryIO, start: int, size: int, budget: int) -> tuple[int, int]:

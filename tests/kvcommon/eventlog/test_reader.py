@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvcommon.errors import LogFormatError
-from kvcommon.eventlog import RawRecord, read_log
+from kvcommon.eventlog import LogWriter, RawRecord, read_log
 from kvcommon.eventlog.format import FRAME, PREAMBLE, checksum
-from tests.kvcommon.eventlog.logs import header, records, write
+from tests.kvcommon.eventlog.logs import event, header, records, write
 
 #: Records of the log that is cut and damaged.
 COUNT = 12
@@ -197,3 +197,37 @@ def test_header_is_what_was_written(tmp_path: Path) -> None:
     got = read_log(write(tmp_path, 0)).header
     assert got.config == wanted.config
     assert got.versions == {"kvferry": "0"}
+
+
+def test_batches_are_the_records_undecoded(whole: bytes, scratch: Path) -> None:
+    scratch.write_bytes(whole)
+    reader = read_log(scratch)
+    (batch,) = reader.batches()
+    offset, payloads = batch
+    assert whole.find(payloads[0]) == offset + FRAME.size
+    decoder = msgspec.msgpack.Decoder(RawRecord)
+    assert [decoder.decode(payload) for payload in payloads] == list(reader)
+
+
+def test_batches_end_at_damage_and_go_on_behind_it(whole: bytes, scratch: Path) -> None:
+    data = bytearray(whole)
+    data[len(data) // 2] ^= 1
+    scratch.write_bytes(data)
+    reader = read_log(scratch)
+    sizes = [len(payloads) for _, payloads in reader.batches()]
+    assert len(sizes) == 2
+    assert sum(sizes) == COUNT - 1
+    assert reader.num_damaged == 1
+
+
+def test_records_larger_than_a_window(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, header())
+    for seq, num_bytes in enumerate((10, 3 << 20, 10, 9 << 20, 10), start=1):
+        writer.record(seq, "", event(seq, "x" * num_bytes), [])
+    writer.close()
+    reader = read_log(writer.path)
+    assert [record.seq for record in reader] == [1, 2, 3, 4, 5]
+    assert (reader.torn, reader.num_damaged) == (False, 0)
+    data = writer.path.read_bytes()
+    writer.path.write_bytes(data[: 3 << 20])
+    assert [record.seq for record in read_log(writer.path)] == [1]
