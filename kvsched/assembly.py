@@ -62,6 +62,7 @@ def core_config(
         load_timeout_ms=config.load_timeout_ms,
         max_held_blocks=int(group.num_blocks * config.max_held_fraction),
         min_load_blocks=config.min_load_blocks,
+        num_bytes_per_block=group.block_bytes,
         validate=config.validate,
     )
 
@@ -129,7 +130,15 @@ def build_model_side(
     def link(role: str) -> DaemonLink:
         return DaemonLink(context, near, where.rank, role)
 
-    model = _model_side(config, engine, exporter, attach=attach, page=page, link=link)
+    model = _model_side(
+        config,
+        engine,
+        exporter,
+        attach=attach,
+        page=page,
+        link=link,
+        hooks_wait=compat.hooks_wait(vllm_config),
+    )
     info = RankInfo(
         rank=where.rank,
         endpoint=far,
@@ -150,6 +159,7 @@ def _model_side(
     attach: Attach,
     page: ProgressPage,
     link: Callable[[str], DaemonLink],
+    hooks_wait: bool,
 ) -> ModelSide:
     """Begin to attach, and make what speaks and waits in steps.
 
@@ -160,6 +170,7 @@ def _model_side(
         attach: What to say to a daemon, but for the memory itself, exported for each attach.
         page: The progress page, from now on the model side's.
         link: Makes the link of a role to the daemon.
+        hooks_wait: See ``compat.hooks_wait``.
     """
 
     def export() -> Attach:
@@ -183,7 +194,7 @@ def _model_side(
         if clock is None
         else ClockedDataLink(link("data"), engine, epoch, clock, attachment)
     )
-    return ModelSide(attachment, page, data, layers, config.load_timeout_ms)
+    return ModelSide(attachment, page, data, layers, config.load_timeout_ms, hooks_wait=hooks_wait)
 
 
 def _start_inline(

@@ -30,6 +30,8 @@ class Group(NamedTuple):
     #: Tokens per block.
     block_size: int
     num_blocks: int
+    #: Bytes of one block over all layers, on one rank.
+    block_bytes: int = 0
 
 
 class Placement(NamedTuple):
@@ -90,7 +92,10 @@ def served_group(kv_cache_config: "KVCacheConfig | None") -> Group:
                 f"kvferry serves full attention (and MLA) caches; this model has "
                 f"{type(each).__name__}. Leave the connector out for it"
             )
-    return Group(tuple(groups[0].layer_names), spec.block_size, kv_cache_config.num_blocks)
+    names = tuple(groups[0].layer_names)
+    # A uniform spec counts all its layers, a plain one counts one.
+    block_bytes = spec.page_size_bytes * (1 if "" not in specs else len(names))
+    return Group(names, spec.block_size, kv_cache_config.num_blocks, block_bytes)
 
 
 def num_ranks(vllm_config: "VllmConfig") -> int:
@@ -128,6 +133,18 @@ def roles(vllm_config: "VllmConfig") -> tuple[bool, bool]:
     """(may load, may save), from ``kv_role``."""
     transfer = vllm_config.kv_transfer_config
     return bool(transfer.is_kv_consumer), bool(transfer.is_kv_producer)
+
+
+def hooks_wait(vllm_config: "VllmConfig") -> bool:
+    """Every batch waits for its layers at ``wait_for_layer_load``.
+
+    Not so with vllm-ascend's MLA: a batch without prefills does not, and a request of which all but
+    one token is loaded counts as a decode.
+    """
+    from vllm.platforms import current_platform
+
+    uses_mla = bool(getattr(vllm_config.model_config, "use_mla", False))
+    return not uses_mla or current_platform.device_type != "npu"
 
 
 def sync_load_is_safe(vllm_config: "VllmConfig") -> bool:

@@ -40,6 +40,8 @@ class ModelSide:
         data: DataLink,
         layer_names: Sequence[str],
         load_timeout_ms: float,
+        *,
+        hooks_wait: bool = True,
     ) -> None:
         """Take what start-up made.
 
@@ -49,7 +51,9 @@ class ModelSide:
             data: Conversation about steps, used by this thread alone.
             layer_names: The layer table.
             load_timeout_ms: How long a load may take before its blocks are given up.
+            hooks_wait: Every batch waits at its layers' hooks; else it is waited for before.
         """
+        self._hooks_wait = hooks_wait
         self._attachment = attachment
         self._page = page
         self._data = data
@@ -92,6 +96,8 @@ class ModelSide:
             self._say(CancelJobs(step=tell.step, job_ids=tell.cancel))
         if tell.loads or tell.saves:
             self._say(StepBegun(step=tell.step))
+        if self._loads and not self._hooks_wait:
+            self._wait_until(self._num_layers)
 
     def start_load(self) -> None:
         """``start_load_kv``: a model none of whose layers calls a hook is waited for here."""

@@ -30,6 +30,13 @@ SIZED = ("common", "kvsched", "kvworker", "tools", "tests", "benchmarks")
 
 #: Modules without a mirror test file, and why that is right.
 NO_MIRROR = {
+    "kvworker/devices/acl.py": "a driver; tests/npu and tests/conformance/devices run it",
+    "kvworker/devices/cuda.py": "needs a card; tests/conformance/devices runs it on one",
+    "kvworker/devices/cudart.py": "a driver; tests/conformance/devices runs it on a CUDA machine",
+    "kvworker/devices/npu.py": "needs torch_npu; tests/npu and tests/conformance/devices run it",
+    "kvworker/devices/torch_device.py": "needs a card; tests/conformance/devices is its suite",
+    "kvworker/doctor/card.py": "opens a card; tests/npu/test_doctor.py",
+    "kvworker/doctor/probe.py": "needs a card; tests/npu/test_doctor.py",
     "kvworker/stores/base.py": "an interface; its conformance suite tests every implementation",
 }
 
