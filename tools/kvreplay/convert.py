@@ -92,8 +92,9 @@ def convert(path: Path, out: Path) -> Path:
     try:
         at = path
         while version != FORMAT_VERSION:
-            at = _step(at, version, out)
-            steps.append(at)
+            steps.append(out / f".{path.name}.{version + 1}.part")
+            _step(at, version, steps[-1])
+            at = steps[-1]
             version += 1
         header = msgspec.msgpack.decode(_first_payload(at), type=LogHeader)
         target = out / log_file_name(header.name, header.part)
@@ -106,9 +107,8 @@ def convert(path: Path, out: Path) -> Path:
     return target
 
 
-def _step(path: Path, version: int, out: Path) -> Path:
-    """Convert by one format; return the new file."""
-    target = out / f".{path.name}.{version + 1}.part"
+def _step(path: Path, version: int, target: Path) -> None:
+    """Convert by one format."""
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with path.open("rb") as source, open(fd, "wb") as file:  # noqa: PTH123 - owns the descriptor
         source.seek(len(PREAMBLE))
@@ -116,7 +116,6 @@ def _step(path: Path, version: int, out: Path) -> Path:
         for payload in CONVERTERS[version](source):
             offset = file.tell()
             file.write(FRAME.pack(len(payload), checksum(payload, offset)) + payload)
-    return target
 
 
 def _from_0(file: BinaryIO) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from kvreplay import stats as counting
 from kvreplay import story as telling
 from kvreplay import verify as verifying
 from kvreplay.scan import Summary
-from kvreplay.words import command_text, millis, size
+from kvreplay.words import millis, size
 
 
 def clean(text: str) -> str:
