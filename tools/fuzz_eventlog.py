@@ -3,8 +3,8 @@
     python tools/fuzz_eventlog.py --count 1000000 [--seed 0] [--seconds 3600]
 
 Every input begins as a good log and is then damaged: bits, bytes, cuts, doubled and moved parts,
-wrong lengths; frames whose checksum is right and whose payload is not; values of the right kind that
-are out of all bounds; compressed files. Each is opened, read record by record and decoded as
+wrong lengths; frames whose checksum is right and whose payload is not; values of the right kind,
+out of all bounds; compressed files. Each is opened, read record by record and decoded as
 ``kvreplay`` does, and its records are counted by ``scan``. The only exception that may come out is
 ``LogFormatError``. A memory limit for the process and an alarm for each input stand behind that.
 
@@ -187,7 +187,7 @@ MUTATIONS: Final[tuple[Callable[[bytes, random.Random], bytes], ...]] = (
 
 def make_input(goods: Sequence[bytes], seed: int, number: int) -> tuple[str, bytes]:
     """Return file name and bytes of one input."""
-    rng = random.Random(f"{seed}/{number}")
+    rng = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable, not secret
     mutation = rng.choice(MUTATIONS)
     suffix = ".gz" if mutation is mutate_packed else ""
     return f"x.0.kvlog{suffix}", mutation(rng.choice(goods), rng)

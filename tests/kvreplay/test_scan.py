@@ -70,6 +70,7 @@ def test_damage_and_torn_ends_are_counted(logs: LogSet, tmp_path: Path) -> None:
         (b"\x95\x01\xa0\x82\xa4type\xa2ab\xa5other\x07" + b"\0" * 16, None),
         (b"\x95\x01\xa0", None),
         (b"\xa4type", None),
+        (b"\x95\x01\xa0\x82\xa4type", None),
     ],
 )
 def test_times_stand_where_we_write_them(record: bytes, time: int | None) -> None:

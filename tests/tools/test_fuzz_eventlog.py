@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fuzz_eventlog
 import pytest
 
+import fuzz_eventlog
 from kvcommon.eventlog import read_log
 from tests.support.daemonproc import environment
 

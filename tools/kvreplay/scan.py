@@ -130,13 +130,14 @@ def _count(records: Iterable[bytes], names: Counter[bytes]) -> None:
     for record in records:
         at = record.find(_TAG, 2, _HEAD) + 6
         # A fixed-length string of up to 31 bytes: longer than any name of ours.
-        names[record[at : at + (record[at - 1] & 0x1F)] if at > 6 else b""] += 1
+        has_name = 6 < at <= len(record)
+        names[record[at : at + (record[at - 1] & 0x1F)] if has_name else b""] += 1
 
 
 def time_of(record: bytes) -> int | None:
     """Return ``now_ns`` of a record's event; None if it does not stand where we write it."""
     at = record.find(_TAG, 2, _HEAD) + 6
-    if at < 7:
+    if not 6 < at <= len(record):
         return None
     at += record[at - 1] & 0x1F
     if record[at : at + 7] != _TIME or len(record) < at + 16:
