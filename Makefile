@@ -17,13 +17,15 @@ NPU_BIN := .venv-npu/bin
 NPU_STAMP := .venv-npu/.kvferry-setup
 NPU_PACKAGES := 'torch==2.13.0' 'torch_npu==2.13.0' 'mooncake-transfer-engine-npu>=0.3.13' \
     numpy pyyaml setuptools
+# vllm-ascend releases whose sources are read: the oldest and the newest candidate with a wheel.
+ASCEND_RELEASES := 0.23.0 0.26.0rc1
 SOURCES := common kvsched kvworker tools tests benchmarks
 # vLLM brings these, and they cannot be imported beside the CPU build of torch. vLLM and
 # transformers run without them.
 UNUSABLE := torchvision torchaudio torchcodec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-e2e test-npu npu-libraries lint types imports spelling sizes bench check clean verbs
+.PHONY: help setup browser demo test test-e2e test-npu npu-libraries npu-wheels lint types imports spelling sizes bench check clean verbs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,7 +91,15 @@ npu-libraries: $(NPU_STAMP)
 	    echo "Mooncake for NPUs needs libibverbs1, libnuma1 and libcurl4: install them" >&2; \
 	fi
 
-test-npu: $(NPU_STAMP) npu-libraries ## run the NPU tests on the real torch_npu, over a stand-in for CANN
+# Sources that a test reads; they need CANN to be installed, and are not.
+npu-wheels: $(NPU_STAMP)
+	@for release in $(ASCEND_RELEASES); do \
+	    ls build/wheels/vllm_ascend-$$release-*.whl >/dev/null 2>&1 || \
+	    $(NPU_BIN)/python -m pip download -qq --no-deps --only-binary :all: -d build/wheels \
+	        vllm-ascend==$$release || echo "vllm-ascend $$release has no wheel for this Python" >&2; \
+	done
+
+test-npu: $(NPU_STAMP) npu-libraries npu-wheels ## run the NPU tests on the real torch_npu, over a stand-in for CANN
 	$(NPU_BIN)/python tools/cann_double/build.py build/cann-double
 	LD_LIBRARY_PATH=$(CURDIR)/build/cann-double:$$LD_LIBRARY_PATH \
 	    $(NPU_BIN)/python -m pytest tests/conformance/devices tests/npu
