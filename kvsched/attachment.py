@@ -123,6 +123,8 @@ class Attachment:
                     return _BROKEN_S
                 connected = True
             while (message := link.receive()) is not None:
+                # A monitor says nothing of inproc:// connections; what arrives does.
+                connected = True
                 if isinstance(message, Attached):
                     self._attached(message)
                 elif isinstance(message, Refused):

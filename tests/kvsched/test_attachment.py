@@ -97,7 +97,7 @@ def becomes(attachment: Attachment, serving: int) -> None:
 def test_attaches_when_the_daemon_answers(
     daemon: FakeDaemon, model: FakeModel, attachment: Attachment
 ) -> None:
-    assert not attachment.attached
+    assert attachment.serving == 0
     attach = answer(daemon, model)
     assert attach.layout == model.layout
     becomes(attachment, 1)
@@ -237,6 +237,17 @@ def test_heartbeats_go_on_however_much_the_daemon_says(
         assert isinstance(daemon.hear_anything(), Heartbeat)
     attachment.attached = False
     attachment.close()
+
+
+def test_heartbeats_inside_one_process_where_no_connection_is_reported(model: FakeModel) -> None:
+    with FakeDaemon(bound=False) as daemon:
+        daemon.endpoint = "inproc://kvferry-test"
+        daemon.start()
+        made = attach_to(daemon.endpoint, daemon.context, model, heartbeat_ms=1)
+        answer(daemon, model)
+        daemon.hear(Heartbeat)
+        made.attached = False
+        made.close()
 
 
 def test_leaving_says_so_and_waits_until_the_memory_is_let_go(
