@@ -8,8 +8,12 @@ import pytest
 from kvreplay.loading import LogSet, open_logs
 from kvreplay.run import RunError, Wishes, run
 from kvreplay.verify import verify
+from localmaster import LocalMaster
+from tests.e2e.stack import mooncake_file
 from tests.kvreplay import scenes
 from tests.kvreplay.drive.recording import record
+
+HISTORIES = Path(__file__).parents[1] / "histories"
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +52,16 @@ def test_what_cannot_be_played_is_an_error_in_words(recording: LogSet, tmp_path:
         run(open_logs([tmp_path]), Wishes())
     with pytest.raises(RunError, match="does not start"):
         run(recording, Wishes(mooncake_config=str(tmp_path / "none.json")))
+
+
+@pytest.mark.parametrize("name", ["mooncake", "layerwise", "asynchronous"])
+def test_a_run_of_a_real_engine_is_reproduced_against_a_real_mooncake(
+    name: str, tmp_path: Path
+) -> None:
+    logs = open_logs([HISTORIES / "real" / name])
+    with LocalMaster() as master:
+        config = mooncake_file(tmp_path, master.address)
+        report = run(logs, Wishes(mooncake_config=str(config), limit_s=100))
+    assert report.status == 0, report.plain()
+    assert report.num_same >= 12
+    assert report.num_checked > report.num_audited > 10

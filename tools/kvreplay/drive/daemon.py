@@ -30,6 +30,8 @@ class Daemon:
         device: str,
         options: Sequence[str],
         program: Sequence[str] = KVWORKER,
+        *,
+        validate: bool = True,
     ) -> None:
         """Remember what to start.
 
@@ -38,6 +40,7 @@ class Daemon:
             device: what it serves.
             options: more of ``kvworker serve``'s options: the store.
             program: what is run as ``kvworker``.
+            validate: it checks every invariant after each event (slow).
         """
         self._directory = directory
         self._device = device
@@ -45,7 +48,8 @@ class Daemon:
         self._descriptor = directory / f"{device_slug(device)}.json"
         self.endpoint = daemon_endpoint(directory, device)
         self._command = [*program, "serve", "--device", device]
-        self._command += ["--run-dir", str(directory), "--validate", "--no-wait", *options]
+        self._command += ["--run-dir", str(directory), "--no-wait", *options]
+        self._command += ["--validate"] if validate else []
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,6 +70,11 @@ class Rank:
         self._early: set[tuple[int, int, int]] = set()
         #: Hash → group, of every object that this rank has stored.
         self.stored: dict[tuple[int, bytes], None] = {}
+
+    @property
+    def open_jobs(self) -> AbstractSet[int]:
+        """Jobs that were planned and have not ended."""
+        return self._jobs.keys()
 
     # -- saying --------------------------------------------------------------------------------
 
