@@ -122,6 +122,7 @@ sizes: setup ## module and function sizes; every module has its test file
 bench: setup ## measure hooks and time to first token; writes bench-out/
 	$(BIN)/python benchmarks/bench_hooks.py
 	$(BIN)/python benchmarks/bench_ttft.py
+	$(BIN)/python -m benchmarks.bench_eventlog
 
 check: lint types imports spelling sizes test ## everything that CI checks
 
