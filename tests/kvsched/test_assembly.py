@@ -16,6 +16,7 @@ from kvsched.assembly import build_model_side, core_config, rank_endpoint
 from kvsched.metadata import RankInfo, read_rank_handshake
 from kvsched.model_side import ModelSide
 from kvworker.ask import ask_status
+from kvworker.inline import start
 from tests.support.daemonproc import daemon as real_daemon
 from tests.support.fakedaemon import until
 from tests.support.vllmconfig import (
@@ -104,8 +105,6 @@ def test_inline_runs_the_daemon_in_this_process(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     monkeypatch.setattr(zmq.Context, "instance", lambda: context)
     started: list[Any] = []
-    (entry,) = assembly.entry_points(group="kvferry.inline", name="daemon")
-    start = entry.load()
 
     class Entry:
         def load(self) -> Any:

@@ -69,7 +69,7 @@ def test_reports_of_ranks_merge() -> None:
 
 
 def test_a_report_ignores_what_is_of_another_connector() -> None:
-    class Foreign(KVConnectorWorkerMetadata):
+    class Foreign(KVConnectorWorkerMetadata):  # type: ignore[misc] # vLLM is not read
         def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
             return other
 

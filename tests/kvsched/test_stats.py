@@ -87,7 +87,7 @@ def test_vllms_log_line(transfer: KVTransferConfig) -> None:
 def test_vllms_metrics(transfer: KVTransferConfig) -> None:
     registry = CollectorRegistry()
 
-    class Prom(KVConnectorProm):
+    class Prom(KVConnectorProm):  # type: ignore[misc] # vLLM is not read
         _counter_cls = functools.partial(Counter, registry=registry)
 
     config: Any = SimpleNamespace(kv_transfer_config=transfer)
