@@ -44,6 +44,8 @@ from kvworker.core.events import SchedulerSaid, Ticked
 #: No input may take longer, nor the whole process more memory beyond what it has at its start.
 INPUT_S: Final = 10
 MEMORY_BYTES: Final = 1 << 30
+#: Doubled parts of doubled parts can grow without end; reading takes time in proportion.
+MAX_INPUT_BYTES: Final = 4 << 20
 _ODD: Final = (
     0,
     1,
@@ -190,7 +192,7 @@ def make_input(goods: Sequence[bytes], seed: int, number: int) -> tuple[str, byt
     rng = random.Random(f"{seed}/{number}")  # noqa: S311 - repeatable, not secret
     mutation = rng.choice(MUTATIONS)
     suffix = ".gz" if mutation is mutate_packed else ""
-    return f"x.0.kvlog{suffix}", mutation(rng.choice(goods), rng)
+    return f"x.0.kvlog{suffix}", mutation(rng.choice(goods), rng)[:MAX_INPUT_BYTES]
 
 
 def read(path: Path, number: int) -> int:
@@ -209,8 +211,8 @@ def read(path: Path, number: int) -> int:
     return num_records
 
 
-def run(count: int, seed: int, seconds: float, folder: Path, only: int | None = None) -> int:
-    """Read so many inputs; return the number of records that could be read.
+def run(numbers: range, seed: int, seconds: float, folder: Path) -> int:
+    """Read the inputs of these numbers; return the number of records that could be read.
 
     Raises:
         Exception: whatever the reader raised, with the input's number noted in its text.
@@ -219,7 +221,6 @@ def run(count: int, seed: int, seconds: float, folder: Path, only: int | None = 
     signal.signal(signal.SIGALRM, _hangs)
     num_records = 0
     deadline = time.monotonic() + seconds
-    numbers = range(count) if only is None else (only,)
     for number in numbers:
         name, data = make_input(goods, seed, number)
         path = folder / name
@@ -233,7 +234,7 @@ def run(count: int, seed: int, seconds: float, folder: Path, only: int | None = 
         finally:
             signal.alarm(0)
         if time.monotonic() > deadline:
-            print(f"time is up after {number + 1} inputs")
+            print(f"time is up after input {number}")
             break
     return num_records
 
@@ -255,15 +256,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
     chosen = parser.parse_args()
     limit_memory()
     began = time.monotonic()
     shm = "/dev/shm"  # noqa: S108 - a place in memory, the folder in it is ours
     with tempfile.TemporaryDirectory(dir=shm if Path(shm).is_dir() else None) as name:
-        found = run(chosen.count, chosen.seed, chosen.seconds, Path(name), chosen.only)
+        numbers = range(chosen.first, chosen.first + chosen.count)
+        if chosen.only is not None:
+            numbers = range(chosen.only, chosen.only + 1)
+        found = run(numbers, chosen.seed, chosen.seconds, Path(name))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(
-        f"{chosen.count} inputs, {found} records read, {time.monotonic() - began:.0f} s, "
+        f"{len(numbers)} inputs, {found} records read, {time.monotonic() - began:.0f} s, "
         f"at most {peak} MiB"
     )
 

@@ -4,7 +4,7 @@
 
 ``real``: vLLM engines on this CPU, real daemons, the embedded store or a real Mooncake (minutes).
 ``faults`` and ``violations``: both real cores in a small world that is broken around them, or with
-a core that is broken itself (``tests/kvreplay/test_faults.py``); seconds.
+a core that is broken itself (``tests/kvreplay/test_broken_cores.py``); seconds.
 
 What each must say is beside it in ``expected.json``: read the difference before committing it.
 """
@@ -23,7 +23,8 @@ from localmaster import LocalMaster  # noqa: E402
 from tests.e2e.stack import Stack, mooncake_file, prompt  # noqa: E402
 from tests.histories.saying import says  # noqa: E402
 from tests.kvreplay.pair import Pair  # noqa: E402
-from tests.kvreplay.test_faults import CORES, WORLD  # noqa: E402
+from tests.kvreplay.test_broken_cores import CORES  # noqa: E402
+from tests.kvreplay.test_faults import WORLD  # noqa: E402
 from tinymodel import make_model  # noqa: E402
 
 HERE = Path(__file__).parent

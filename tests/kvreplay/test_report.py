@@ -16,7 +16,8 @@ from kvsched.core import events as sched
 from kvworker.core import commands as work_do
 from kvworker.outcome import Outcome
 from tests.kvreplay.pair import Pair
-from tests.kvreplay.test_faults import double_end, outcomes
+from tests.kvreplay.test_broken_cores import double_end
+from tests.kvreplay.test_faults import outcomes
 from tests.support.browser import Browser, find_browser
 
 NAMES = ["first", "hit", "fails", "evil</script><img src=x onerror=alert(1)>"]
@@ -245,3 +246,11 @@ def test_text_of_a_log_stays_text(opened: Browser) -> None:
     opened.click("#rows tr:nth-child(4)")
     assert text(opened, "#name") == NAMES[3]
     assert opened.get("document.querySelectorAll('img').length") == 0
+
+
+def test_requests_are_the_first_tracks(logs: LogSet) -> None:
+    data = report.collect(logs)
+    titles = [name for _, name, first in data["tracks"] if first]
+    assert titles == ["requests", "kvsched-eng1", "kvworker-cpu-0"]
+    drawn = [one for one in data["slices"] if data["kinds"][one[3]] == "request"]
+    assert [one[5] for one in drawn] == [[0], [1], [2], [3]]

@@ -46,5 +46,5 @@ def test_a_reader_that_raises_is_noticed(
 
     monkeypatch.setattr(fuzz_eventlog, "read", broken)
     with pytest.raises(IndexError):
-        fuzz_eventlog.run(10, 0, 60.0, tmp_path)
+        fuzz_eventlog.run(range(10), 0, 60.0, tmp_path)
     assert "input 3 of seed 0 failed" in capsys.readouterr().err

@@ -151,29 +151,34 @@ def _timeline(
         if event["ph"] == "M" and event["name"] == "thread_name":
             names[place] = str(args["name"])
         elif event["ph"] == "X" and len(slices) < MAX_SLICES:
-            requests = [
-                numbers[one] for one in str(args.get("requests", "")).split(", ") if one in numbers
-            ]
-            text = " → ".join(
-                filter(None, (str(args.get("what", event["name"])), str(args.get("result", ""))))
-            )
+            is_request = event.get("cat") == "request"
+            found = str(event["name"] if is_request else args.get("requests", "")).split(", ")
+            requests = [numbers[one] for one in found if one in numbers]
+            texts = (str(args.get("what", event["name"])), str(args.get("result", "")))
+            text = " → ".join(filter(None, texts))
             kind = str(event["name"]).partition(" ")[0]
+            if is_request and requests:
+                kind = "request"
             slices.append((place, _int(event, "ts"), _int(event, "dur"), kind, text, requests))
         elif event["ph"] == "i" and len(marks) < MAX_SLICES:
             marks.append((place, _int(event, "ts"), str(event["name"])))
         else:
             num_left_out += event["ph"] in {"X", "i"}
-    order = sorted(names, key=lambda place: (place[0], names[place], place[1]))
+    # Requests first; they are the last process of the trace.
+    titles = ["requests", *processes]
+    places = {place: (place[0] % len(titles), names[place], place[1]) for place in names}
+    order = sorted(names, key=places.__getitem__)
     tracks: list[tuple[int, str, int]] = []
     number_of: dict[tuple[int, int], int] = {}
-    last = 0
+    last = -1
     for place in order:
-        if place[0] != last:
+        process = places[place][0]
+        if process != last:
             # A line with the name of the process alone.
-            last = place[0]
-            tracks.append((last - 1, processes[last - 1], 1))
+            last = process
+            tracks.append((process, titles[process], 1))
         number_of[place] = len(tracks)
-        tracks.append((last - 1, names[place], 0))
+        tracks.append((process, names[place], 0))
     kinds = sorted({one[3] for one in slices})
     return {
         "tracks": tracks,

@@ -1,4 +1,5 @@
-"""``trace``: a Chrome trace (Perfetto opens it) with one track per process and operation kind.
+"""``trace``: a Chrome trace (Perfetto opens it): tracks of operations and layers by process, and of
+requests.
 
 Slices are operations, from their command to their event; layers of a load are slices of their own;
 steps are markers; arrows lead from a plan of the scheduler side to the operations that it caused.
@@ -16,6 +17,7 @@ from kvreplay.links import Mentions
 from kvreplay.loading import Entry, LogSet
 from kvreplay.merge import merge
 from kvreplay.ops import ended_op, engine_id, engine_of, rank_of, started_op
+from kvreplay.trace_requests import RequestTracks
 from kvreplay.words import command_text, event_text
 from kvsched.core import commands as sched_do
 from kvsched.core import events as sched
@@ -101,6 +103,7 @@ class _Tracer:
             name = {"name": f"{log.label} (pid {log.header.pid})"}
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": name}
         last_ns = 0
+        drawn = RequestTracks(len(self._tracks) + 1)
         for entry in merge(self._logs.logs):
             if self._start_ns is None:
                 self._start_ns = entry.at_ns
@@ -110,10 +113,12 @@ class _Tracer:
             if op is not None:
                 yield from self._end(entry, op)
             yield from self._marks(entry)
+            yield from drawn.take(entry, self._us(entry.at_ns))
             for command in entry.commands:
                 yield from self._command(entry, command, requests)
         for (label, _), running in self._running.items():
             yield self._slice(label, running, last_ns, {"open": "not ended in these logs"})
+        yield from drawn.rest(self._us(last_ns))
 
     def _us(self, at_ns: int) -> float:
         return (at_ns - (self._start_ns or 0)) / 1000

@@ -181,9 +181,9 @@
     pen.globalAlpha = 1;
     pen.fillStyle = style.getPropertyValue("--back");
     pen.fillRect(0, 0, label, height);
-    data.tracks.forEach(([process, name, first], track) => {
+    data.tracks.forEach(([, name, first], track) => {
       pen.fillStyle = first ? front : dim;
-      pen.fillText(fit(pen, first ? data.processes[process] : "   " + name), 4, HEAD + track * ROW + ROW / 2);
+      pen.fillText(fit(pen, first ? name : "   " + name), 4, HEAD + track * ROW + ROW / 2);
       if (first) { pen.fillStyle = rule; pen.fillRect(0, HEAD + track * ROW, width, 1); }
     });
   }
