@@ -211,7 +211,7 @@ def test_what_cannot_be_shared_is_told(
     daemon.say("model", Attached(pid=1, capabilities=("direct",), differences=("dtype: a != b",)))
     becomes(attachment, 1)
     assert attachment.capabilities == ("direct",)
-    assert "cannot be used by this engine: dtype: a != b" in caplog.text
+    until(lambda: "cannot be used by this engine: dtype: a != b" in caplog.text, pause)
 
 
 def test_a_message_of_another_conversation_changes_nothing(
