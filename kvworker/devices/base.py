@@ -153,3 +153,31 @@ class Device(ABC):
         targets: Sequence[int],
     ) -> None:
         """Copy layers of blocks to objects in host memory, and wait until it is done."""
+
+    @abstractmethod
+    def scatter(
+        self, mapping: Mapping, group: GroupLayout, layers: range, packed: "Packed"
+    ) -> None:
+        """Copy layers from packed memory into blocks, and wait until it is done."""
+
+    @abstractmethod
+    def gather(
+        self, mapping: Mapping, group: GroupLayout, layers: range, packed: "Packed"
+    ) -> None:
+        """Copy layers of blocks into packed memory, and wait until it is done."""
+
+
+class Packed(NamedTuple):
+    """Layers of blocks in staging memory, packed so that neighbours can be copied in one go.
+
+    Where blocks lie side by side in the KV cache, plane by plane, they do so here too: piece after
+    piece of the layers (``pieces.Span``), and of each piece one slot per block. Else each block has
+    one slot with all its pieces.
+    """
+
+    #: Where the first slot is.
+    address: int
+    num_slots: int
+    block_ids: Sequence[int]
+    #: The slot of each block.
+    slots: Sequence[int]

@@ -11,8 +11,8 @@ from ctypes import memmove
 from kvcommon.layout import GroupLayout
 from kvcommon.memory.cpu import map_handle
 from kvcommon.memory.handles import StorageHandle
-from kvworker.devices.base import Device, MappedStorage, Mapping
-from kvworker.devices.pieces import PieceTable, copies
+from kvworker.devices.base import Device, MappedStorage, Mapping, Packed
+from kvworker.devices.pieces import PieceTable, copies, packed_copies
 
 
 class CpuMapping(Mapping):
@@ -77,4 +77,18 @@ class CpuDevice(Device):
         assert isinstance(mapping, CpuMapping)
         pieces = mapping.table.pieces(group)
         for memory, host, length in copies(pieces, layers, block_ids, targets):
+            memmove(host, memory, length)
+
+    def scatter(self, mapping: Mapping, group: GroupLayout, layers: range, packed: Packed) -> None:
+        """Copy layers from packed memory into blocks."""
+        assert isinstance(mapping, CpuMapping)
+        pieces = mapping.table.pieces(group)
+        for memory, host, length in packed_copies(pieces, layers, packed):
+            memmove(memory, host, length)
+
+    def gather(self, mapping: Mapping, group: GroupLayout, layers: range, packed: Packed) -> None:
+        """Copy layers of blocks into packed memory."""
+        assert isinstance(mapping, CpuMapping)
+        pieces = mapping.table.pieces(group)
+        for memory, host, length in packed_copies(pieces, layers, packed):
             memmove(host, memory, length)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from kvcommon.errors import HandleError
 from kvcommon.layout import CacheLayout, GroupLayout, Plane
-from kvworker.devices.base import MappedStorage
+from kvworker.devices.base import MappedStorage, Packed
+from kvworker.stores.base import RangeIO
 
 
 class Piece(NamedTuple):
@@ -32,6 +33,8 @@ class Span(NamedTuple):
     #: Of the pieces, as ``RangeIO`` wants them.
     sizes: tuple[int, ...]
     offsets: tuple[int, ...]
+    #: In every piece, neighbouring blocks touch.
+    side_by_side: bool
 
     def addresses(self, block: int) -> list[int]:
         """Where the pieces of one block lie."""
@@ -71,6 +74,7 @@ class GroupPieces:
                 pieces=pieces,
                 sizes=tuple(piece.length for piece in pieces),
                 offsets=tuple(piece.offset for piece in pieces),
+                side_by_side=all(piece.length == piece.stride for piece in pieces),
             )
             self._spans[first_layer, end_layer] = span
         return span
@@ -123,24 +127,52 @@ def copies(
         block_ids: The blocks.
         hosts: Where the *whole object* of each block would begin outside of the cache.
     """
-    for piece in pieces.span(layers.start, layers.stop).pieces:
-        address, stride, length, offset = piece
+    for address, stride, length, offset in pieces.span(layers.start, layers.stop).pieces:
         if length == stride:
             # Blocks lie side by side in the cache: perhaps outside of it too.
-            yield from _runs(piece, block_ids, hosts)
+            yield from _merged(address, length, block_ids, [host + offset for host in hosts])
             continue
         for block, host in zip(block_ids, hosts, strict=True):
             yield address + block * stride, host + offset, length
 
 
-def _runs(
-    piece: Piece, block_ids: Sequence[int], hosts: Sequence[int]
+def packed_copies(
+    pieces: GroupPieces, layers: range, packed: Packed
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (address in the KV cache, address in staging memory, bytes) of each copy."""
+    span = pieces.span(layers.start, layers.stop)
+    base = packed.address
+    for address, stride, length, offset in span.pieces:
+        if span.side_by_side:
+            hosts = [base + slot * length for slot in packed.slots]
+            base += packed.num_slots * length
+            yield from _merged(address, length, packed.block_ids, hosts)
+            continue
+        start = packed.address + offset - span.offset
+        for block, slot in zip(packed.block_ids, packed.slots, strict=True):
+            yield address + block * stride, start + slot * span.num_bytes, length
+
+
+def packed_range(key: str, span: Span, packed: Packed, slot: int) -> RangeIO:
+    """What a store reads or writes of the block in a slot of packed memory."""
+    address = packed.address
+    if not span.side_by_side:
+        where = address + slot * span.num_bytes
+        return RangeIO(key, (where,), (span.num_bytes,), (span.offset,))
+    addresses = []
+    for length in span.sizes:
+        addresses.append(address + slot * length)
+        address += packed.num_slots * length
+    return RangeIO(key, addresses, span.sizes, span.offsets)
+
+
+def _merged(
+    address: int, length: int, block_ids: Sequence[int], hosts: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
     """Merge neighbours: those that touch in the cache as well as outside."""
-    length = piece.length
     memory = host = size = 0
-    for block, base in zip(block_ids, hosts, strict=True):
-        here, at = piece.address + block * length, base + piece.offset
+    for block, at in zip(block_ids, hosts, strict=True):
+        here = address + block * length
         if size and here == memory + size and at == host + size:
             size += length
             continue

@@ -7,10 +7,10 @@ returns when the device has done it.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kvcommon.errors import ConfigError, DeviceError, HandleError
+from kvcommon.errors import ConfigError, DeviceError, HandleError, LocalProtocolError
 from kvcommon.layout import GroupLayout
 from kvcommon.memory import proof as patterns
 from kvcommon.memory.cpu import map_handle
@@ -21,9 +21,9 @@ from kvcommon.memory.torch_ipc import (
     import_storages,
     release_storages,
 )
-from kvworker.devices.base import Device, MappedStorage, Mapping, StagingMemory
+from kvworker.devices.base import Device, MappedStorage, Mapping, Packed, StagingMemory
 from kvworker.devices.driver import Direction, Driver
-from kvworker.devices.pieces import PieceTable, copies
+from kvworker.devices.pieces import PieceTable, copies, packed_copies
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,8 @@ _log = logging.getLogger("kvferry.worker")
 _PROBE_S = 5.0
 #: Registration over HCCS wants device memory aligned to so much.
 _HUGE = 2 << 20
+#: (address in the KV cache, address outside, bytes).
+_Copy = tuple[int, int, int]
 
 
 class TorchMapping(Mapping):
@@ -240,8 +242,11 @@ class TorchDevice(Device):
         block_ids: Sequence[int],
         sources: Sequence[int],
     ) -> None:
-        """Copy layers of objects at ``sources`` (staging or host memory) into blocks."""
-        self._copy(mapping, group, layers, block_ids, sources, inwards=True)
+        """Copy layers of objects at ``sources`` (host memory) into blocks."""
+        assert isinstance(mapping, TorchMapping)
+        pieces = mapping.table.pieces(group)
+        for memory, host, length in self._after_events(copies(pieces, layers, block_ids, sources)):
+            self._driver.copy_now(memory, host, length, Direction.TO_DEVICE)
 
     def copy_out(
         self,
@@ -251,41 +256,39 @@ class TorchDevice(Device):
         block_ids: Sequence[int],
         targets: Sequence[int],
     ) -> None:
-        """Copy layers of blocks to objects at ``targets`` (staging or host memory)."""
-        self._copy(mapping, group, layers, block_ids, targets, inwards=False)
-
-    def _copy(
-        self,
-        mapping: Mapping,
-        group: GroupLayout,
-        layers: range,
-        block_ids: Sequence[int],
-        hosts: Sequence[int],
-        *,
-        inwards: bool,
-    ) -> None:
-        if not block_ids:
-            return
+        """Copy layers of blocks to objects at ``targets`` (host memory)."""
         assert isinstance(mapping, TorchMapping)
-        stream = self._stream
-        staging = self._staging_at(
-            hosts[0] + mapping.table.pieces(group).span(layers.start, layers.stop).offset
-        )
-        if staging is not None and staging.location != "cpu":
-            direction = Direction.ON_DEVICE
-        else:
-            direction = Direction.TO_DEVICE if inwards else Direction.FROM_DEVICE
-        if staging is None:
-            # Memory that is not pinned: the driver copies it at once or not at all. What this
-            # thread's stream was told to wait for must have happened first.
-            self._driver.synchronize(stream)
-        for memory, host, length in copies(mapping.table.pieces(group), layers, block_ids, hosts):
-            to, source = (memory, host) if inwards else (host, memory)
-            if staging is None:
-                self._driver.copy_now(to, source, length, direction)
-            else:
-                self._driver.copy(to, source, length, direction, stream)
-        self._driver.synchronize(stream)
+        pieces = mapping.table.pieces(group)
+        for memory, host, length in self._after_events(copies(pieces, layers, block_ids, targets)):
+            self._driver.copy_now(host, memory, length, Direction.FROM_DEVICE)
+
+    def _after_events(self, wanted: Iterator[_Copy]) -> Iterator[_Copy]:
+        """Memory that is not pinned is copied at once or not at all: no stream orders that.
+
+        So what this thread's stream was told to wait for must have happened before.
+        """
+        self._driver.synchronize(self._stream)
+        return wanted
+
+    def scatter(self, mapping: Mapping, group: GroupLayout, layers: range, packed: Packed) -> None:
+        """Copy layers from staging memory into blocks."""
+        assert isinstance(mapping, TorchMapping)
+        driver, stream = self._driver, self._stream
+        on_device = self._is_on_device(packed.address)
+        direction = Direction.ON_DEVICE if on_device else Direction.TO_DEVICE
+        for memory, host, size in packed_copies(mapping.table.pieces(group), layers, packed):
+            driver.copy(memory, host, size, direction, stream)
+        driver.synchronize(stream)
+
+    def gather(self, mapping: Mapping, group: GroupLayout, layers: range, packed: Packed) -> None:
+        """Copy layers of blocks into staging memory."""
+        assert isinstance(mapping, TorchMapping)
+        driver, stream = self._driver, self._stream
+        on_device = self._is_on_device(packed.address)
+        direction = Direction.ON_DEVICE if on_device else Direction.FROM_DEVICE
+        for memory, host, size in packed_copies(mapping.table.pieces(group), layers, packed):
+            driver.copy(host, memory, size, direction, stream)
+        driver.synchronize(stream)
 
     # -- staging -------------------------------------------------------------------------------
 
@@ -311,8 +314,8 @@ class TorchDevice(Device):
         self._staging = [*self._staging, made]
         return made
 
-    def _staging_at(self, address: int) -> DriverStaging | None:
+    def _is_on_device(self, address: int) -> bool:
         for staging in self._staging:
             if staging.address <= address < staging.address + staging.num_bytes:
-                return staging
-        return None
+                return staging.location != "cpu"
+        raise LocalProtocolError(f"{address:#x} is no staging memory of {self.name}")

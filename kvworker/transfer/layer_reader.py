@@ -1,8 +1,8 @@
 """One LoadLayers, layer by layer: from objects in this process, and from elsewhere."""
 
 from kvworker.core.commands import LoadLayers
-from kvworker.devices.base import Device
-from kvworker.devices.pieces import GroupPieces, Span
+from kvworker.devices.base import Device, Packed
+from kvworker.devices.pieces import GroupPieces, Span, packed_range
 from kvworker.outcome import Outcome
 from kvworker.stores.base import LocalObject, RangeIO, Store
 from kvworker.transfer.engine_memory import EngineMemory
@@ -124,22 +124,17 @@ class LayerReader:
             if not wanted:
                 continue
             span = pieces.span(first, end)
-            slots = staging.slots(span.num_bytes, len(wanted))
+            slots = Packed(staging.address, len(wanted), (), ())
             ranges = [
-                RangeIO(key, (slot,), (span.num_bytes,), (span.offset,))
-                for (_, key, _), slot in zip(wanted, slots, strict=True)
+                packed_range(key, span, slots, slot) for slot, (_, key, _) in enumerate(wanted)
             ]
             self._note(span, wanted, self._store.get_ranges(ranges))
             arrived = [
-                # The device counts from the start of the whole object.
-                (block, slot - span.offset)
-                for (index, _, block), slot in zip(wanted, slots, strict=True)
+                (block, slot)
+                for slot, (index, _, block) in enumerate(wanted)
                 if self.outcomes[index] is Outcome.OK
             ]
-            self._device.copy_in(
-                self._mapping,
-                pieces.layout,
-                range(first, end),
-                [block for block, _ in arrived],
-                [source for _, source in arrived],
+            packed = slots._replace(
+                block_ids=[block for block, _ in arrived], slots=[slot for _, slot in arrived]
             )
+            self._device.scatter(self._mapping, pieces.layout, range(first, end), packed)

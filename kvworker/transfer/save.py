@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from kvworker.core.commands import ClosePuts, OpenPuts, WriteLayers
 from kvworker.core.events import LayersWritten, PutsClosed, PutsOpened
-from kvworker.devices.base import Device
-from kvworker.devices.pieces import GroupPieces
+from kvworker.devices.base import Device, Packed
+from kvworker.devices.pieces import GroupPieces, packed_range
 from kvworker.outcome import Outcome
 from kvworker.stores.base import RangeIO, Store
 from kvworker.transfer.engine_memory import EngineMemory
@@ -93,16 +93,13 @@ class Saver:
                     outcomes[index] = Outcome.CANCELLED
                 continue
             span = pieces.span(first, end)
-            slots = staging.slots(span.num_bytes, len(live))
-            # The device counts from the start of the whole object, the slot holds these layers.
-            targets = [slot - span.offset for slot in slots]
+            count = len(live)
             block_ids = [command.block_ids[index] for index in live]
-            self._device.copy_out(
-                memory.mapping, pieces.layout, range(first, end), block_ids, targets
-            )
+            packed = Packed(staging.address, count, block_ids, range(count))
+            self._device.gather(memory.mapping, pieces.layout, range(first, end), packed)
             ranges = [
-                RangeIO(command.keys[index], (slot,), (span.num_bytes,), (span.offset,))
-                for index, slot in zip(live, slots, strict=True)
+                packed_range(command.keys[index], span, packed, slot)
+                for slot, index in enumerate(live)
             ]
             for index, outcome in zip(
                 live, self._store.put_ranges(ranges) if ranges else (), strict=True

@@ -57,10 +57,6 @@ class Staging:
                 cause = f"a block of layer {layer.name} has {layer.block_bytes} bytes"
                 raise HandleError(f"{cause}, the staging memory only {self.num_bytes}")
 
-    def slots(self, num_bytes: int, count: int) -> list[int]:
-        """Addresses of ``count`` slots of a round."""
-        return [self.address + index * num_bytes for index in range(count)]
-
     def close(self) -> None:
         """Unregister and free. The owner has made sure that nothing uses it. Idempotent."""
         if self._store is not None:

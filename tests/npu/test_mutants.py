@@ -14,7 +14,7 @@ from kvcommon.errors import HandleError
 from kvcommon.layout import CacheLayout
 from kvcommon.memory.torch_ipc import import_storages, release_storages
 from kvworker.devices.acl import AclDriver
-from kvworker.devices.base import Mapping
+from kvworker.devices.base import Mapping, Packed
 from kvworker.devices.npu import open_npu
 from kvworker.devices.torch_device import TorchDevice
 from tests.conformance.devices.memory import DeviceMemory, DeviceProcess, contents
@@ -27,7 +27,7 @@ SEEDS = range(1, 6)
 @pytest.fixture(scope="module", autouse=True)
 def slow_device() -> Iterator[None]:
     before = dict(os.environ)
-    os.environ.update(CANN_DOUBLE_DELAY_US="4000", CANN_DOUBLE_LAUNCH_US="4000")
+    os.environ.update(CANN_DOUBLE_DELAY_US="4000", CANN_DOUBLE_LAUNCH_US="8000")
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -103,7 +103,7 @@ def staging_right(device: TorchDevice, memory: DeviceMemory, mapping: Mapping, s
     staging = device.allocate_staging(group.object_bytes, on_device=False)
     seen = []
     for block in BLOCKS:
-        device.copy_out(mapping, group, range(NUM_LAYERS), [block], [staging.address])
+        device.gather(mapping, group, range(NUM_LAYERS), Packed(staging.address, 1, [block], [0]))
         seen.append(ctypes.string_at(staging.address, group.object_bytes))
     device._driver.synchronize(device._stream)
     staging.close()
@@ -156,7 +156,7 @@ def staging_right_unsynchronised(
     staging = device.allocate_staging(group.object_bytes, on_device=False)
     seen = []
     for block in BLOCKS:
-        device.copy_out(mapping, group, range(NUM_LAYERS), [block], [staging.address])
+        device.gather(mapping, group, range(NUM_LAYERS), Packed(staging.address, 1, [block], [0]))
         seen.append(ctypes.string_at(staging.address, group.object_bytes))
     return seen == [block_in(memory.layout, before, block) for block in BLOCKS]
 

@@ -1,6 +1,7 @@
 """KV memory of an engine, as the device suite needs it: on the CPU, or in a process of its own."""
 
 import importlib.util
+import os
 import random
 import socket
 import struct
@@ -122,7 +123,7 @@ class DeviceProcess:
                 [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
-                env={**_environment()},
+                env=_environment(),
             )
         #: What it says once it has its device.
         self.ready = self.ask("ready")
@@ -142,10 +143,10 @@ class DeviceProcess:
 
 
 def _environment() -> dict[str, str]:
-    import os
-
+    """An engine's environment: without what a daemon's device has set for its own process."""
     path = os.pathsep.join(str(ROOT / part) for part in ("common", "tools", "."))
-    return {**os.environ, "PYTHONPATH": path}
+    ours = {"TASK_QUEUE_ENABLE", "PYTORCH_NPU_ALLOC_CONF"}
+    return {**{k: v for k, v in os.environ.items() if k not in ours}, "PYTHONPATH": path}
 
 
 def send(link: socket.socket, message: Any) -> None:

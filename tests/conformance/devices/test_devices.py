@@ -9,7 +9,7 @@ import pytest
 
 from kvcommon.errors import HandleError
 from kvcommon.memory.handles import FileHandle, LocalHandle
-from kvworker.devices.base import Device, Mapping
+from kvworker.devices.base import Device, Mapping, Packed
 from tests.conformance.devices.memory import KvMemory, contents
 from tests.kvworker.devices.layouts import NUM_BLOCKS, NUM_LAYERS, block_in
 
@@ -174,14 +174,21 @@ def test_staging_holds_objects_between_the_copies(
 ) -> None:
     group = cache.layout.groups[0]
     staging = device.allocate_staging(4 * group.object_bytes, on_device=on_device)
-    slots = [staging.address + index * group.object_bytes for index in range(4)]
-    before = cache.everything()
-    device.copy_out(mapping, group, range(NUM_LAYERS), [1, 2, 3, 4], slots)
-    device.copy_in(mapping, group, range(NUM_LAYERS), [4, 3, 6, 1], slots)
-    after = cache.everything()
-    for source, target in zip([1, 2, 3, 4], [4, 3, 6, 1], strict=True):
-        want = block_in(cache.layout, before, source)
-        assert block_in(cache.layout, after, target) == want
+    for layers in (range(NUM_LAYERS), range(1, 3)):
+        before = cache.everything()
+        full = Packed(staging.address, 4, [1, 2, 3, 4], range(4))
+        device.gather(mapping, group, layers, full)
+        # The third has not arrived.
+        some = Packed(staging.address, 4, [4, 3, 6], [0, 1, 3])
+        device.scatter(mapping, group, layers, some)
+        after = cache.everything()
+        moved = {4: 1, 3: 2, 6: 4}
+        for block in range(NUM_BLOCKS):
+            for layer in range(NUM_LAYERS):
+                one = range(layer, layer + 1)
+                source = moved.get(block, block) if layer in layers else block
+                want = block_in(cache.layout, before, source, one)
+                assert block_in(cache.layout, after, block, one) == want
     staging.close()
     staging.close()
 

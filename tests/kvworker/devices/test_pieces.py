@@ -3,8 +3,8 @@ import pytest
 
 from kvcommon.errors import HandleError
 from kvcommon.layout import CacheLayout, GroupLayout
-from kvworker.devices.base import MappedStorage
-from kvworker.devices.pieces import GroupPieces, check_layout, copies
+from kvworker.devices.base import MappedStorage, Packed
+from kvworker.devices.pieces import GroupPieces, check_layout, copies, packed_copies, packed_range
 from tests.kvworker.devices.layouts import (
     LAYOUTS,
     NUM_BLOCKS,
@@ -14,6 +14,7 @@ from tests.kvworker.devices.layouts import (
     layers_in_block,
     one_storage,
     plane,
+    storage_per_layer,
     two_planes,
 )
 
@@ -169,3 +170,45 @@ def test_a_layer_of_blocks_side_by_side_is_merged_where_its_objects_are_packed()
     hosts = [10_000 - 96, 10_000, 10_096, 50_000]
     found = list(copies(pieces, range(1, 2), [2, 3, 4, 6], hosts))
     assert found == [(base + 2 * 96, 10_000, 3 * 96), (base + 6 * 96, 50_096, 96)]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("layers", [range(NUM_LAYERS), range(1, 3)])
+def test_packed_memory_is_where_the_store_looks_for_it(name: str, layers: range) -> None:
+    """Copies into packed memory and what a store reads from there name the same bytes."""
+    pieces = pieces_of(LAYOUTS[name]())
+    span = pieces.span(layers.start, layers.stop)
+    packed = Packed(50_000_000, 4, [5, 1, 2, 3], [0, 1, 2, 3])
+    # Address in staging memory → address in the cache, byte by byte.
+    held = {
+        host + at: memory + at
+        for memory, host, length in packed_copies(pieces, layers, packed)
+        for at in range(length)
+    }
+    assert len(held) == 4 * span.num_bytes
+    assert set(held) == set(range(50_000_000, 50_000_000 + 4 * span.num_bytes))
+    for block, slot in zip(packed.block_ids, packed.slots, strict=True):
+        one = packed_range("k", span, packed, slot)
+        object_order = [
+            held[address + at]
+            for address, size in zip(one.addresses, one.sizes, strict=True)
+            for at in range(size)
+        ]
+        want = [
+            address + at
+            for address, size in zip(span.addresses(block), span.sizes, strict=True)
+            for at in range(size)
+        ]
+        assert object_order == want
+        assert one.offsets[0] == span.offset
+        assert sum(one.sizes) == span.num_bytes
+
+
+def test_runs_of_blocks_are_one_copy_for_each_plane() -> None:
+    pieces = pieces_of(storage_per_layer())
+    packed = Packed(50_000_000, 4, [2, 3, 4, 6], range(4))
+    found = list(packed_copies(pieces, range(2), packed))
+    assert [length for _, _, length in found] == [3 * 96, 96, 3 * 96, 96]
+    strided = pieces_of(two_planes())
+    found = list(packed_copies(strided, range(1), packed))
+    assert [length for _, _, length in found] == [96] * 4 + [40] * 4
