@@ -59,6 +59,7 @@ def core_config(
         sync_is_safe=compat.sync_load_is_safe(vllm_config),
         lookup_timeout_ms=config.lookup_timeout_ms,
         ack_timeout_ms=config.ack_timeout_ms,
+        fence_timeout_ms=config.fence_timeout_ms,
         load_timeout_ms=config.load_timeout_ms,
         max_held_blocks=int(group.num_blocks * config.max_held_fraction),
         min_load_blocks=config.min_load_blocks,

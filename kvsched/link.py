@@ -12,6 +12,9 @@ import logging
 import math
 import os
 import select
+import signal
+import socket
+import struct
 from collections.abc import Iterator
 from typing import cast
 
@@ -67,6 +70,8 @@ class DaemonLink:
         self._channel: Channel | None = None
         #: Messages dropped because they made no sense.
         self.num_bad = 0
+        #: Process at the other end of a Unix socket, as the kernel says; 0: not known.
+        self.peer_pid = 0
         #: ``cause`` of the last received envelope.
         self.last_cause = ""
 
@@ -131,8 +136,10 @@ class DaemonLink:
     def changes(self) -> Iterator[LinkChange]:
         """Yield what happened to the connection since the last call."""
         while self._monitor is not None and _events(self._monitor) & zmq.POLLIN:
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            message = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            event = message["event"]
             if event == zmq.EVENT_CONNECTED:
+                self.peer_pid = _peer_pid(int(message["value"]))
                 yield LinkChange.CONNECTED
             elif event == zmq.EVENT_DISCONNECTED:
                 yield LinkChange.DISCONNECTED
@@ -159,6 +166,20 @@ class DaemonLink:
         if self._monitor is not None:
             self._monitor.close(linger=0)
         self._socket = self._monitor = self._channel = None
+
+
+def _peer_pid(descriptor: int) -> int:
+    """Who listens at the other end of a connection, as the kernel says; 0: not known."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            if copy.family != socket.AF_UNIX:
+                return 0
+            credentials = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    except OSError:
+        # Not a socket any more: the connection has gone already.
+        return 0
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid
 
 
 def _refusal(envelope: Envelope) -> Refused:
@@ -203,6 +224,23 @@ class ProcessWatch:
             poll.register(self._fd, select.POLLIN)
             self._gone = bool(poll.poll(0))
         return self._gone
+
+    def kill(self) -> str:
+        """Kill the process. Returns why that cannot be done; empty if it is done, or it is dead.
+
+        It goes by the descriptor of exactly this process, never by its number.
+        """
+        if self._gone:
+            return ""
+        if self._fd < 0:
+            return "its process is not known here"
+        try:
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+        except ProcessLookupError:
+            return ""
+        except OSError as error:
+            return f"it may not be killed ({error.strerror})"
+        return ""
 
     def close(self) -> None:
         """Stop watching."""

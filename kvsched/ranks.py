@@ -33,6 +33,7 @@ from kvcommon.messages import (
 from kvsched.core.events import (
     DaemonLost,
     DaemonReady,
+    FenceFailed,
     JobsReported,
     LookupAnswered,
     PlanAcked,
@@ -50,8 +51,14 @@ _REOPEN_NS = 100_000_000
 _REFUSED_NS = 10_000_000_000
 #: A ``Hello`` that a connected daemon has not answered for so long is said again.
 _UNANSWERED_NS = 2_000_000_000
+_NS_PER_MS = 1_000_000
 
 Emit = Callable[[SchedEvent, str], None]
+
+
+def is_its_process(link: DaemonLink, pid: int) -> bool:
+    """The kernel says that this process listens at the other end; and it is not ourselves."""
+    return link.peer_pid == pid != os.getpid()
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +97,12 @@ class Rank:
         self.refused = ""
         #: The conversation's ``Hello`` was answered.
         self.welcomed = False
+        #: Its process id, as it says itself.
+        self.pid = 0
+        #: It was killed, and its death is still to be told.
+        self.fenced = False
+        #: How long it has said nothing while we listened, ns.
+        self.silent_ns = 0
 
 
 class Ranks:
@@ -106,6 +119,7 @@ class Ranks:
         open_jobs: Callable[[int], tuple[int, ...]],
         heartbeat_ms: float,
         on_welcome: Callable[[Welcome], None],
+        may_kill: Callable[[DaemonLink, int], bool] = is_its_process,
         watch: Callable[[int], ProcessWatch] = ProcessWatch,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -120,6 +134,8 @@ class Ranks:
             open_jobs: The jobs that the core believes open on a rank.
             heartbeat_ms: How often to say something while we are being called at all.
             on_welcome: Is shown every ``Welcome`` before the core is told.
+            may_kill: Whether the process of this id may be killed, because it surely is the daemon
+                at the other end of this link and nothing else.
             watch: Watches a process by its id.
             now_ns: Monotonic clock.
         """
@@ -131,6 +147,8 @@ class Ranks:
         self._on_welcome = on_welcome
         self._watch_process = watch
         self._now_ns = now_ns
+        self._may_kill = may_kill
+        self._polled_ns = now_ns()
         self._identities = tuple(
             RankIdentity(rank=info.rank, fingerprint=info.fingerprint) for info in infos
         )
@@ -160,11 +178,15 @@ class Ranks:
     def poll(self) -> None:
         """Take in everything that has arrived, without waiting."""
         now_ns = self._now_ns()
+        # While nobody listened nothing could be heard: of a long gap only so much counts.
+        gap_ns, self._polled_ns = now_ns - self._polled_ns, now_ns
+        gap_ns = min(gap_ns, 2 * self._heartbeat_ns)
         for rank in self._ranks:
+            rank.silent_ns += gap_ns
             self._poll_changes(rank, now_ns)
             self._poll_messages(rank, now_ns)
-            if rank.suspect and rank.watch.is_dead():
-                rank.suspect = False
+            if (rank.suspect or rank.fenced) and rank.watch.is_dead():
+                rank.suspect = rank.fenced = False
                 self._tell_lost(rank, dead=True, reason="its process has ended")
             unanswered = rank.connected and not (rank.welcomed or rank.reopen_at)
             if unanswered and now_ns - rank.opened_at > _UNANSWERED_NS:
@@ -173,6 +195,33 @@ class Ranks:
                 self._reopen(rank, now_ns)
             elif now_ns - rank.sent_at > self._heartbeat_ns and rank.epoch and not rank.suspect:
                 self.send(rank.info.rank, Heartbeat(), "")
+
+    def silences(self) -> tuple[tuple[int, int], ...]:
+        """(rank, ms) of those that have missed a heartbeat, while they may be alive."""
+        return tuple(
+            (rank.info.rank, rank.silent_ns // _NS_PER_MS)
+            for rank in self._ranks
+            if rank.epoch and rank.silent_ns > 2 * self._heartbeat_ns
+        )
+
+    def fence(self, index: int) -> None:
+        """Kill the daemon of rank ``index``, or say why that cannot be."""
+        rank = self._ranks[index]
+        problem = "it is not surely that process"
+        if self._may_kill(rank.link, rank.pid):
+            problem = rank.watch.kill()
+        logger.error(
+            "kvferry: the daemon of %s (pid %d) has said nothing for %d ms and may still touch "
+            "blocks: %s",
+            rank.info.device,
+            rank.pid,
+            rank.silent_ns // _NS_PER_MS,
+            f"{problem}; its blocks stay reserved" if problem else "it is killed",
+        )
+        if problem:
+            self._emit(FenceFailed(now_ns=self._now_ns(), rank=index, reason=problem), "")
+        else:
+            rank.fenced = True
 
     def wait(self, index: int, timeout_ms: float) -> bool:
         """Wait until the daemon of rank ``index`` has said something. False: it has not."""
@@ -195,6 +244,7 @@ class Ranks:
 
     def _poll_messages(self, rank: Rank, now_ns: int) -> None:
         while (message := rank.link.receive()) is not None:
+            rank.silent_ns = 0
             if isinstance(message, LinkChange):
                 logger.warning("kvferry: conversation with %s is broken", rank.info.endpoint)
                 self._break(rank, now_ns)
@@ -232,7 +282,8 @@ class Ranks:
             rank.watch.close()
             rank.watch = self._watch_process(message.pid)
             rank.epoch = epoch
-        rank.suspect = False
+        rank.pid = message.pid
+        rank.suspect = rank.fenced = False
         rank.welcomed = True
         rank.refused = ""
         self._on_welcome(message)

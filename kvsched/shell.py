@@ -23,6 +23,7 @@ from kvcommon.messages import RankIdentity, Welcome
 from kvsched.blocks import HeldBlocks
 from kvsched.core.commands import (
     AnswerMatch,
+    FenceDaemon,
     FreeBlocks,
     HoldBlocks,
     SchedCommand,
@@ -41,9 +42,10 @@ from kvsched.core.events import (
     StepFinished,
     Ticked,
 )
+from kvsched.link import DaemonLink
 from kvsched.metadata import RankInfo, StepMetadata, step_metadata
 from kvsched.promises import Promises
-from kvsched.ranks import Ranks
+from kvsched.ranks import Ranks, is_its_process
 from kvsched.recording import SchedulerLog
 from kvsched.steps import scheduled_step
 
@@ -60,6 +62,12 @@ _TICK_NS = 250_000_000
 _NS_PER_MS = 1_000_000
 _NO_HIT: tuple[int | None, bool] = (0, False)
 _NO_PLAN: StepMetadata | None = None
+
+
+
+def _never(_link: DaemonLink, _pid: int) -> bool:
+    return False
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,6 +123,7 @@ class SchedulerShell:
         self._ticked_at = 0
         self._answers: list[AnswerMatch] = []
         self._tell: TellModel | None = None
+        self._gauges: dict[str, int] = {}
         #: A fault switched us off; see the module docstring.
         self.off = False
 
@@ -145,6 +154,8 @@ class SchedulerShell:
             open_jobs=self._core.open_jobs,
             heartbeat_ms=self._config.heartbeat_ms,
             on_welcome=self._welcomed,
+            # An inline daemon is a thread of the process that runs the model.
+            may_kill=is_its_process if self._config.mode == "daemon" else _never,
         )
 
     # -- vLLM's calls --------------------------------------------------------------------------
@@ -264,7 +275,11 @@ class SchedulerShell:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """The core's counters, ever growing (``docs/metrics.md``)."""
+        """The core's counters, ever growing, and gauges (``docs/metrics.md``)."""
+        quarantined = self._core.num_quarantined_blocks
+        if quarantined or "blocks_quarantined" in self._gauges:
+            self._gauges["blocks_quarantined"] = quarantined
+            return {**self._core.counters, **self._gauges}
         return self._core.counters
 
     def close(self) -> None:
@@ -327,7 +342,8 @@ class SchedulerShell:
             self._ranks.poll()
         if now_ns - self._ticked_at > _TICK_NS:
             self._ticked_at = now_ns
-            self._handle(Ticked(now_ns=now_ns))
+            silent = self._ranks.silences() if self._ranks is not None else ()
+            self._handle(Ticked(now_ns=now_ns, silent_ms=silent))
 
     def _welcomed(self, welcome: Welcome) -> None:
         try:
@@ -349,5 +365,8 @@ class SchedulerShell:
             self._blocks.hold(command.block_ids)
         elif isinstance(command, FreeBlocks):
             self._blocks.free(command.block_ids)
+        elif isinstance(command, FenceDaemon):
+            if self._ranks is not None:
+                self._ranks.fence(command.rank)
         else:
             self._tell = command

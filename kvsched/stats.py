@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 #: Name of the metric family (Prometheus adds ``_total``).
 FAMILY = "vllm:kvferry_events"
+#: Those that go up and down, and their metric family.
+GAUGES = ("blocks_quarantined",)
+GAUGE_FAMILY = "vllm:kvferry_state"
 
 
 class KVFerryStats(KVConnectorStats):
@@ -79,10 +82,18 @@ class KVFerryPromMetrics(KVConnectorPromMetrics):
             documentation="kvferry's scheduler side, by counter (docs/metrics.md)",
             labelnames=[*labelnames, "counter"],
         )
+        self._gauges = self._gauge_cls(
+            name=GAUGE_FAMILY,
+            documentation="kvferry's scheduler side, by gauge (docs/metrics.md)",
+            labelnames=[*labelnames, "gauge"],
+        )
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one report."""
         labels = self.per_engine_labelvalues[engine_idx]
         for name, value in transfer_stats_data.items():
-            if value > 0:
+            if name in GAUGES:
+                # What comes is by how much it moved, like everything here.
+                self._gauges.labels(*labels, name).inc(value)
+            elif value > 0:
                 self._family.labels(*labels, name).inc(value)

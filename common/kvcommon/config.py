@@ -49,6 +49,9 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     load_timeout_ms: PositiveMs = 5000
     #: A plan without acknowledgement for so long means that the daemon is not well.
     ack_timeout_ms: PositiveMs = 2000
+    #: A daemon of this host that has said nothing for so long, while it may touch blocks, is killed
+    #: before its blocks are given back. Below the store's lease, so that nothing stale is written.
+    fence_timeout_ms: PositiveMs = 8000
     heartbeat_ms: PositiveMs = 1000
     #: The daemon may drop a rank, and the scheduler side a daemon, unheard of for so long.
     lease_ms: PositiveMs = 10000

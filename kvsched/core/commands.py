@@ -65,4 +65,13 @@ class TellModel(Command, frozen=True, kw_only=True, omit_defaults=True):
     cancel: tuple[int, ...] = ()
 
 
-SchedCommand = Union[SendToDaemon, AnswerMatch, HoldBlocks, FreeBlocks, TellModel]
+class FenceDaemon(Command, frozen=True, kw_only=True, omit_defaults=True):
+    """Kill the daemon of one rank: it is silent and may touch blocks at any moment.
+
+    Answered by ``DaemonLost(dead=True)`` once its process has ended, or by ``FenceFailed``.
+    """
+
+    rank: int
+
+
+SchedCommand = Union[SendToDaemon, AnswerMatch, HoldBlocks, FreeBlocks, TellModel, FenceDaemon]

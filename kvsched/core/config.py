@@ -36,6 +36,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     lookup_fresh_ms: float = 5000.0
     #: A daemon that does not acknowledge a plan for so long is not served until it does.
     ack_timeout_ms: float = 2000.0
+    #: A daemon that has been silent for so long while jobs are open on it is fenced.
+    fence_timeout_ms: float = 8000.0
     #: Kept by the model side; here so that a log tells what it was.
     load_timeout_ms: float = 5000.0
     #: No save is planned that would bring the blocks referenced by open jobs above this.

@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 
 from kvcommon.messages import ResetStore
-from kvsched.core.commands import SchedCommand
+from kvsched.core.commands import FenceDaemon, SchedCommand
 from kvsched.core.config import CoreConfig
 from kvsched.core.events import (
     BlocksAllocated,
     DaemonLost,
     DaemonReady,
+    FenceFailed,
     JobsReported,
     LookupAnswered,
     MatchAsked,
@@ -33,6 +34,7 @@ from kvsched.core.events import (
 )
 from kvsched.core.jobs import JobKind
 from kvsched.core.matching import Matcher
+from kvsched.core.ranks import Rank
 from kvsched.core.reports import Reporter
 from kvsched.core.requests import SaveBar
 from kvsched.core.scheduling import Planner
@@ -56,6 +58,7 @@ class SchedCore:
             RanksKnown: self._ranks_known,
             DaemonReady: self._daemon_ready,
             DaemonLost: self._daemon_lost,
+            FenceFailed: self._fence_failed,
             StoreChanged: self._store_changed,
             RequestAdded: self._request_added,
             MatchAsked: self._matcher.asked,
@@ -93,13 +96,31 @@ class SchedCore:
 
     @property
     def has_pending(self) -> bool:
-        """Jobs are open: blocks are referenced, and vLLM must keep stepping."""
-        return len(self._state.ledger) > 0 or self.wants_step
+        """Jobs are open: blocks are referenced, and vLLM must keep stepping.
+
+        Not for jobs that only daemons in quarantine could end: that may take for ever.
+        """
+        if self.wants_step:
+            return True
+        silent = {rank.rank for rank in self._state.ranks.all() if rank.quarantined}
+        ledger = self._state.ledger
+        if not silent:
+            return len(ledger) > 0
+        return any(not silent.issuperset(job.waiting) for job in ledger)
 
     @property
     def num_held_blocks(self) -> int:
         """References that open jobs hold in vLLM's block pool."""
         return self._state.ledger.num_held_blocks
+
+    @property
+    def num_quarantined_blocks(self) -> int:
+        """References that stay because a silent daemon may still touch the blocks."""
+        silent = {rank.rank for rank in self._state.ranks.all() if rank.quarantined}
+        if not silent:
+            return 0
+        jobs = (job for job in self._state.ledger if not silent.isdisjoint(job.waiting))
+        return sum(len(job.block_ids) for job in jobs)
 
     @property
     def serving(self) -> bool:
@@ -143,6 +164,31 @@ class SchedCore:
     def _ticked(self, event: Ticked) -> list[SchedCommand]:
         overdue_before_ns = event.now_ns - self._state.config.ack_timeout_ns
         self._state.counters["acks_late"] += self._state.ranks.find_late(overdue_before_ns)
+        silent = dict(event.silent_ms)
+        commands: list[SchedCommand] = []
+        for rank in self._state.ranks.all():
+            rank.silent_ms = silent.get(rank.rank, 0)
+            if not rank.silent_ms:
+                rank.heard()
+            elif self._is_to_be_fenced(rank):
+                rank.fenced = True
+                self._state.counters["daemons_fenced"] += 1
+                commands.append(FenceDaemon(rank=rank.rank))
+        return commands
+
+    def _is_to_be_fenced(self, rank: Rank) -> bool:
+        """Whether it is frozen and may touch blocks when it goes on."""
+        if rank.fenced or rank.quarantined or not rank.epoch:
+            return False
+        if rank.silent_ms < self._state.config.fence_timeout_ms:
+            return False
+        return bool(self._state.ledger.open_on(rank.rank))
+
+    def _fence_failed(self, event: FenceFailed) -> list[SchedCommand]:
+        rank = self._state.ranks.get(event.rank)
+        if rank.fenced:
+            rank.fenced, rank.quarantined = False, True
+            self._state.counters["fences_failed"] += 1
         return []
 
     def _ranks_known(self, event: RanksKnown) -> list[SchedCommand]:
@@ -170,6 +216,7 @@ class SchedCore:
         rank.attached = event.attached
         rank.lost = rank.late = False
         rank.acks = {}
+        rank.heard()
         commands += self._judge.repeat(rank)
         if rank.owes_reset:
             rank.owes_reset = False
@@ -185,7 +232,10 @@ class SchedCore:
         rank.acks = {}
         if event.rank == self._state.ranks.lookup_rank:
             self._matcher.forget_all()
-        return self._reporter.rank_gone(event.rank) if event.dead else []
+        if not event.dead:
+            return []
+        rank.heard()
+        return self._reporter.rank_gone(event.rank)
 
     def _store_changed(self, event: StoreChanged) -> list[SchedCommand]:
         self._state.ranks.get(event.rank).store_up = event.up

@@ -22,6 +22,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=T
 class Ticked(Event, frozen=True, kw_only=True, omit_defaults=True):
     """Time has passed: look at deadlines."""
 
+    #: (rank, milliseconds) of the daemons that have been silent for a while, although heartbeats
+    #: were due and we listened.
+    silent_ms: tuple[tuple[int, int], ...] = ()
+
 
 class RanksKnown(Event, frozen=True, kw_only=True, omit_defaults=True):
     """vLLM's handshake has named every rank of the engine."""
@@ -44,6 +48,13 @@ class DaemonLost(Event, frozen=True, kw_only=True, omit_defaults=True):
 
     rank: int
     dead: bool
+    reason: str
+
+
+class FenceFailed(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """A daemon that should be killed cannot be: another user's, another host's, not surely it."""
+
+    rank: int
     reason: str
 
 
@@ -162,6 +173,7 @@ SchedEvent = Union[
     RanksKnown,
     DaemonReady,
     DaemonLost,
+    FenceFailed,
     StoreChanged,
     RequestAdded,
     MatchAsked,

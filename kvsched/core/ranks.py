@@ -22,11 +22,22 @@ class Rank(msgspec.Struct, kw_only=True):
     acks: dict[int, int] = {}
     #: An acknowledgement is overdue.
     late: bool = False
+    #: It has said nothing for so long.
+    silent_ms: int = 0
+    #: It is to be killed, and its death is not known yet.
+    fenced: bool = False
+    #: It cannot be killed: the blocks of its jobs stay referenced until it is heard of again.
+    quarantined: bool = False
 
     @property
     def serving(self) -> bool:
         """Plans and lookups may be sent."""
-        return self.attached and not self.lost and not self.late
+        return self.attached and not (self.lost or self.late or self.fenced)
+
+    def heard(self) -> None:
+        """It is alive, or another one is in its place."""
+        self.silent_ms = 0
+        self.fenced = self.quarantined = False
 
 
 class Ranks:

@@ -89,6 +89,7 @@ def test_vllms_metrics(transfer: KVTransferConfig) -> None:
 
     class Prom(KVConnectorProm):  # type: ignore[misc] # vLLM is not read
         _counter_cls = functools.partial(Counter, registry=registry)
+        _gauge_cls = functools.partial(Gauge, registry=registry)
 
     config: Any = SimpleNamespace(kv_transfer_config=transfer)
     prom = Prom(config, ["model_name", "engine"], {0: ["tiny", "0"], 1: ["tiny", "1"]})
@@ -96,16 +97,22 @@ def test_vllms_metrics(transfer: KVTransferConfig) -> None:
     prom.observe({"hits": 2, "misses": 0}, 0)
     prom.observe({"hits": 3}, 0)
     prom.observe({"hits": 5}, 1)
+    prom.observe({"blocks_quarantined": 7}, 0)
+    prom.observe({"blocks_quarantined": -3}, 0)
     text = generate_latest(registry).decode()
     family = "vllm:kvferry_events_total"
     assert f'{family}{{counter="hits",engine="0",model_name="tiny"}} 5.0' in text
     assert f'{family}{{counter="hits",engine="1",model_name="tiny"}} 5.0' in text
     assert "misses" not in text
+    gauge = 'vllm:kvferry_state{engine="0",gauge="blocks_quarantined",model_name="tiny"}'
+    assert f"{gauge} 4.0" in text
 
 
 def test_the_connector_makes_them() -> None:
-    counter = functools.partial(Counter, registry=CollectorRegistry())
-    types: dict[Any, Any] = {Gauge: Gauge, Counter: counter, Histogram: Histogram}
+    registry = CollectorRegistry()
+    counter = functools.partial(Counter, registry=registry)
+    gauge = functools.partial(Gauge, registry=registry)
+    types: dict[Any, Any] = {Gauge: gauge, Counter: counter, Histogram: Histogram}
     config: Any = SimpleNamespace(kv_transfer_config=None)
     metrics = KVFerryConnector.build_prom_metrics(config, types, ["engine"], {0: ["0"]})
     assert isinstance(metrics, KVConnectorPromMetrics)
