@@ -9,6 +9,7 @@ from kvcommon import messages as msg
 from kvreplay.block_rules import BlocksAsPlanned, HitsComplete, PublishedComplete
 from kvreplay.judge import check_rules
 from kvreplay.loading import LogSet
+from kvreplay.rules import NothingTaintedPublished
 from kvworker.core import commands as work_do
 from kvworker.core import events as work
 from kvworker.outcome import Outcome
@@ -128,3 +129,35 @@ def test_only_whole_objects_are_published(
     texts = broken(scene.close())
     assert (texts == []) == right
     assert right or "of 3 layers written" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("layers", "verdict", "texts"),
+    [
+        ((0, 3), True, []),
+        ((0, 2), True, ["publishes layers 0 to 1 of 3"]),
+        ((1, 3), True, ["publishes layers 1 to 2 of 3"]),
+        ((0, 3), False, ["step 6 is published without a verdict"]),
+    ],
+)
+def test_without_sessions_writing_is_publishing(
+    tmp_path: Path, layers: tuple[int, int], verdict: bool, texts: list[str]
+) -> None:
+    scene = scenes.Scene(tmp_path)
+    scene.model(
+        playbook.attach(), work_do.MapEngine(op=1, engine=scenes.KEY, attach=playbook.attach())
+    )
+    scenes.plan(scene, msg.StepPlan(step=6, saves=(scenes.save_job(),)))
+    key = (scenes.key(b"s" * 32),)
+    write = work_do.WriteLayers(
+        op=2, engine=scenes.KEY, step=6, group=0, keys=key, block_ids=(25,),
+        first_layer=layers[0], end_layer=layers[1], whole=True,
+    )  # fmt: skip
+    if verdict:
+        scene.to_worker(msg.StepVerdict(step=6), write)
+    else:
+        scene.model(msg.LayersComputed(step=6, num_layers=3), write)
+    rules = [PublishedComplete, NothingTaintedPublished]
+    found = check_rules(scene.close().logs, frozenset({scenes.WORKER}), rules=rules).violations
+    assert len(found) == len(texts)
+    assert all(text in one.text for text, one in zip(texts, found, strict=True))

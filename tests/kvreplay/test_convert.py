@@ -5,6 +5,7 @@ The file of format 0 was written by ``write_format_0``:
     .venv/bin/python tests/kvreplay/test_convert.py
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,8 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert result.stdout.strip() == str(tmp_path / "old-1.0.kvlog")
     result = CliRunner().invoke(app, ["convert", str(OLD), "-o", str(tmp_path)])
     assert result.exit_code == 2
+    result = CliRunner().invoke(app, ["convert", str(OLD), "-o", str(tmp_path / "2"), "--json"])
+    assert json.loads(result.stdout)["new"] == str(tmp_path / "2" / "old-1.0.kvlog")
 
 
 if __name__ == "__main__":

@@ -191,6 +191,7 @@ def test_a_click_on_the_timeline_opens_the_request_that_it_is_for(opened: Browse
     )
     end = max([one[1] + one[2] for one in data["slices"]] + [one[1] for one in data["marks"]])
     opened.get("document.querySelector('#time').scrollIntoView()")
+    opened.click("[data-do=all]")
     x, y, width = opened.get(
         "(() => { const b = document.querySelector('#canvas').getBoundingClientRect();"
         " return [b.x, b.y, b.width]; })()"
@@ -207,8 +208,11 @@ def test_the_timeline_zooms_and_moves_by_keys_and_buttons(opened: Browser) -> No
     def picture() -> str:
         return str(opened.get("document.querySelector('#canvas').toDataURL()"))
 
-    whole = picture()
+    busy = picture()
     opened.get("document.querySelector('#scroll').focus()")
+    opened.press("a", "a")
+    whole = picture()
+    assert whole != busy, "at first only what requests did is shown"
     opened.press("+", "+")
     near = picture()
     assert near != whole

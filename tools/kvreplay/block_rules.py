@@ -221,6 +221,10 @@ class PublishedComplete(Rule):
             rank.puts.update({key: _Put(command.group) for key in command.keys})
         elif isinstance(command, work_do.WriteLayers):
             self._writes[log, command.op] = command
+            due = self._ranks.get((log, command.engine), _Rank()).num_layers.get(command.group, 0)
+            if command.whole and (command.first_layer or command.end_layer < due):
+                text = f"op {command.op} publishes layers {command.first_layer} to "
+                yield f"{text}{command.end_layer - 1} of {due} (step {command.step})", None
         elif isinstance(command, work_do.ClosePuts):
             rank = self._ranks.get((log, command.engine), _Rank())
             for key in command.end:

@@ -238,11 +238,13 @@ def convert(
     files: Annotated[list[Path], typer.Argument(help="Log files of an older format.")],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the new files.")],
+    as_json: AsJson = False,
 ) -> None:
     """Bring log files of older formats to the present one."""
     for path in files:
         with wrong_questions():
-            typer.echo(clean(str(converting.convert(path, out))))
+            new = str(converting.convert(path, out))
+        typer.echo(json.dumps({"old": str(path), "new": new}) if as_json else clean(new))
 
 
 def main() -> None:

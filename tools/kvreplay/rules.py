@@ -233,13 +233,18 @@ class NothingTaintedPublished(Rule):
                 self._trim(verdicts)
         for command in entry.commands:
             if isinstance(command, work_do.ClosePuts) and command.end:
-                yield from self._published(entry.log, command)
+                yield from self._published(entry.log, command, command.end)
+            elif isinstance(command, work_do.WriteLayers) and command.whole:
+                # Without a session, writing is publishing.
+                yield from self._published(entry.log, command, command.keys)
 
     def _trim(self, steps: dict[int, list[msg.SaveJob]] | dict[int, frozenset[int]]) -> None:
         while len(steps) > self.max_steps:
             del steps[next(iter(steps))]
 
-    def _published(self, log: str, command: work_do.ClosePuts) -> Iterator[tuple[str, int | None]]:
+    def _published(
+        self, log: str, command: work_do.ClosePuts | work_do.WriteLayers, keys: tuple[str, ...]
+    ) -> Iterator[tuple[str, int | None]]:
         where = (log, command.engine)
         saves = self._saves.get(where, {}).get(command.step)
         verdict = self._verdicts.get(where, {}).get(command.step)
@@ -248,7 +253,7 @@ class NothingTaintedPublished(Rule):
                 text = f"step {command.step} is published without a verdict on it"
                 yield text, saves[0].job_id
             return
-        hashes = {key_hash(key) for key in command.end}
+        hashes = {key_hash(key) for key in keys}
         clean: set[str] = set()
         tainted: dict[str, int] = {}
         for job in saves or ():

@@ -125,6 +125,15 @@
   const canvas = $("canvas"), ROW = 18, HEAD = 22;
   const end = Math.max(1, ...data.slices.map((one) => one[1] + one[2]), ...data.marks.map((one) => one[1]));
   let from = 0, to = end * 1.02, width = 0, label = 0;
+  // Begin with what requests do: an engine may take long to start.
+  const busy = data.slices.filter((one) => one[5].length);
+  if (busy.length) {
+    const first = Math.min(...busy.map((one) => one[1]));
+    const last = Math.max(...busy.map((one) => one[1] + one[2]));
+    const pad = Math.max(10, (last - first) * 0.02);
+    from = Math.max(0, first - pad);
+    to = last + pad;
+  }
   const byTrack = data.tracks.map(() => []);
   data.slices.forEach((one, index) => byTrack[one[0]].push(index));
   const COLOURS = ["#3b82c4", "#d9822b", "#3f9a6b", "#a05fb5", "#b6902a", "#5aa7b8", "#c2566b", "#7a8794"];
