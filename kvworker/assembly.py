@@ -66,8 +66,15 @@ def opening_store(
 ) -> OpeningStore:
     """Make the configured store with its waiting; ``failed`` as in ``OpeningStore``."""
     stretch = 1 + _JITTER * int.from_bytes(os.urandom(2), "big") / 0xFFFF
+    store = make_store(config, device)
+    if config.inject:
+        from kvworker.faults import read_plan
+        from kvworker.stores.faults import faulty_store
+
+        store = faulty_store(store, read_plan(config.inject))
+        logger.warning("faults are injected into the store as %s says", config.inject)
     return OpeningStore(
-        make_store(config, device), retry_s=[stretch * delay for delay in _RETRY_S], failed=failed
+        store, retry_s=[stretch * delay for delay in _RETRY_S], failed=failed
     )
 
 
@@ -112,5 +119,6 @@ def assemble(
         time.monotonic_ns,
         save_nice=config.save_nice,
         save_layerwise=config.save == "layerwise",
+        try_direct=config.direct,
     )
     return Machinery(store, core, recorder, writer, executor)

@@ -4,6 +4,7 @@ Only what a command needs is imported, when it runs: ``serve`` must come up fast
 """
 
 import logging
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -12,12 +13,14 @@ import typer
 from kvcommon import __version__
 from kvworker.options import (
     Device,
+    Direct,
     Endpoint,
     EventLog,
     EventLogCompress,
     EventLogMode,
     EventLogRedact,
     EventLogRing,
+    Inject,
     LogLevel,
     LogLevelOption,
     LogMode,
@@ -80,6 +83,8 @@ def serve(  # noqa: PLR0917 (typer passes them by name)
     save: Save = SaveMode.AUTO,
     save_nice: SaveNice = 10,
     metrics_port: MetricsPort = None,
+    direct: Direct = False,
+    inject: Inject = "",
 ) -> None:
     """Serve one device until SIGTERM."""
     from kvcommon.config import DaemonConfig
@@ -103,6 +108,8 @@ def serve(  # noqa: PLR0917 (typer passes them by name)
             validate=validate,
             save=save.value,
             save_nice=save_nice,
+            direct=direct,
+            inject=inject,
         )
     except ConfigError as error:
         _fail(str(error))
@@ -112,6 +119,28 @@ def serve(  # noqa: PLR0917 (typer passes them by name)
         metrics_port=metrics_port,
         log_level=log_level.value,
     )
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def up(
+    context: typer.Context,
+    devices: Annotated[
+        str, typer.Option(help="Devices to serve, for example npu:0-7 or cpu:0,cpu:1.")
+    ],
+    run_dir: RunDir = "",
+) -> None:
+    """Serve all devices of a node: restarts daemons that end. Other options go to `serve`."""
+    from kvcommon.endpoints import run_dir as find_run_dir
+    from kvcommon.errors import ConfigError
+    from kvworker.supervisor import parse_devices
+    from kvworker.supervisor import up as run
+
+    try:
+        chosen = parse_devices(devices, os.environ)
+        directory = find_run_dir(run_dir)
+    except ConfigError as error:
+        _fail(str(error))
+    run(chosen, ["--run-dir", str(directory), *context.args], directory)
 
 
 @app.command()

@@ -79,6 +79,18 @@ Save = Annotated[
     ),
 ]
 SaveNice = Annotated[int, typer.Option(min=0, max=19, help="Niceness of the saving thread.")]
+Direct = Annotated[
+    bool,
+    typer.Option(
+        "--direct",
+        help="Accelerators: try to let the store read and write the engine's memory itself, "
+        "without staging memory.",
+    ),
+]
+Inject = Annotated[
+    str,
+    typer.Option(hidden=True, help="Plan of faults to rehearse: docs/failures.md."),
+]
 MetricsPort = Annotated[
     Optional[int],  # noqa: UP045 (typer reads annotations at run time on Python 3.10)
     typer.Option(min=0, max=65535, help="Serve Prometheus metrics on 127.0.0.1:PORT."),

@@ -153,6 +153,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     #: but where the store lies in this process's memory, copy whole blocks there after the verdict,
     #: which takes a fraction of the processor time.
     save: Literal["auto", "layerwise"] = "auto"
+    #: Accelerators: let the store read and write the engine's memory itself, where it can.
+    direct: bool = False
+    #: Plan of faults to rehearse (``kvworker.faults``); empty: none.
+    inject: str = ""
 
     @property
     def log_options(self) -> LogOptions:

@@ -72,6 +72,8 @@ class Device(ABC):
     name: str
     #: Stores may read and write the mapped KV memory themselves; no staging copy is needed.
     direct: bool
+    #: What its memory is to a transfer engine.
+    location: str = "cpu"
 
     @abstractmethod
     def bind_thread(self) -> None:
@@ -123,6 +125,16 @@ class Device(ABC):
         Raises:
             HandleError: a handle cannot be mapped; the text says why and what to do.
         """
+
+    def settle(self) -> None:  # noqa: B027 - the CPU is never behind
+        """Wait until what this thread was told to wait for has happened.
+
+        Before somebody who knows nothing of the device's streams touches its memory.
+        """
+
+    def regions(self, mapping: Mapping) -> Sequence[MappedStorage]:
+        """What a store must know to reach every block of a mapping itself, without overlaps."""
+        return mapping.storages
 
     @abstractmethod
     def copy_in(

@@ -47,8 +47,13 @@ class TorchMapping(Mapping):
         device: "TorchDevice",
         storages: "list[torch.UntypedStorage]",
         local: list[LocalHandle],
+        offsets: Sequence[int] = (),
     ) -> None:
-        """Take over imported storages, or addresses of this process."""
+        """Take over imported storages (``offsets``: in their allocations), or addresses of ours."""
+        #: Where the allocations begin that were mapped with the storages.
+        self.starts = [
+            each.data_ptr() - offset for each, offset in zip(storages, offsets, strict=False)
+        ]
         self._device = device
         self._imported = storages
         self.storages = [
@@ -98,7 +103,7 @@ class TorchDevice(Device):
         self._family = family
         self._make_driver = make_driver
         self._physical = int(name.partition(":")[2])
-        self.kind = family.kind
+        self.kind = self.location = family.kind
         self._local = threading.local()
         self._staging: list[DriverStaging] = []
 
@@ -147,7 +152,8 @@ class TorchDevice(Device):
             for handle in local:
                 map_handle(handle)
             return TorchMapping(self, [], local)
-        return TorchMapping(self, self._import(storages), [])
+        offsets = [getattr(handle, "offset", 0) for handle in storages]
+        return TorchMapping(self, self._import(storages), [], offsets)
 
     def _import(self, handles: Sequence[StorageHandle]) -> "list[torch.UntypedStorage]":
         checked = [check_handle(self._family, handle, self.card) for handle in handles]
@@ -233,6 +239,24 @@ class TorchDevice(Device):
             if opened is None:
                 opened = mapping.events[event] = self._driver.open_event(event)
             self._driver.wait_event(self._stream, opened)
+
+    def settle(self) -> None:
+        """Wait for this thread's stream."""
+        self._driver.synchronize(self._stream)
+
+    def regions(self, mapping: Mapping) -> Sequence[MappedStorage]:
+        """The storages, from 2 MiB boundaries on: all of an allocation is mapped with them."""
+        assert isinstance(mapping, TorchMapping)
+        found: list[MappedStorage] = []
+        begins = mapping.starts or [storage.address for storage in mapping.storages]
+        for storage, begin in sorted(zip(mapping.storages, begins, strict=True)):
+            address = max(storage.address // _HUGE * _HUGE, begin)
+            end = storage.address + storage.size
+            if found and address < found[-1].address + found[-1].size:
+                last = found.pop()
+                address, end = last.address, max(end, last.address + last.size)
+            found.append(MappedStorage(address, end - address))
+        return found
 
     def copy_in(
         self,

@@ -25,12 +25,15 @@ class EngineMemory:
         resources: ExitStack,
         *,
         events: bool = False,
+        direct: bool = False,
     ) -> None:
         """Take over an accepted attach; ``resources`` undoes all that was done for it."""
         self.mapping = mapping
         self.page = page
         #: The device can wait for the engine's events.
         self.events = events
+        #: The store reads and writes the blocks itself; no staging memory is needed.
+        self.direct = direct
         self.gate = Gate()
         #: By group id. Every byte was checked to lie inside its storage.
         self.groups = {group.group: GroupPieces(group, mapping.storages) for group in layout.groups}

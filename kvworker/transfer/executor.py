@@ -73,6 +73,7 @@ class Executor:
         save_layerwise: bool = True,
         layers_per_read: int = 1,
         staging_bytes: int = STAGING_BYTES,
+        try_direct: bool = False,
     ) -> None:
         """Start the threads.
 
@@ -86,6 +87,7 @@ class Executor:
                 whole objects more cheaply.
             layers_per_read: Layers per read of objects that are not in this process.
             staging_bytes: Size of each staging buffer, if the device needs any.
+            try_direct: Do without staging where the store can reach the device's memory.
         """
         self._post = post
         self._now_ns = now_ns
@@ -99,7 +101,9 @@ class Executor:
                 for _ in range(2)
             ]
         load_staging, save_staging = self._staging or (None, None)
-        self._maps = EngineMaps(device, store, now_ns, self._staging)
+        self._maps = EngineMaps(
+            device, store, now_ns, self._staging, try_direct=try_direct
+        )
         finder = Finder(store, now_ns)
         loader = Loader(device, store, now_ns, load_staging, layers_per_read)
         saver = Saver(device, store, now_ns, save_staging, layerwise=save_layerwise)

@@ -63,12 +63,14 @@ class Loader:
                 self._store,
                 memory,
                 pieces,
-                staging=self._staging,
+                staging=None if memory.direct else self._staging,
                 layers_per_read=self._layers_per_read,
             )
             reader.start(command)
             # Earlier steps may still run on the device, and use the blocks.
             self._device.wait(memory.mapping, command.event)
+            if memory.direct:
+                self._device.settle()
             for layer in range(*layers):
                 if job.unwanted:
                     reader.cancel()

@@ -1,5 +1,6 @@
 """MapEngine and UnmapEngine: an engine's memory comes and goes. The map thread's work."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -8,12 +9,14 @@ from kvcommon.memory.page import ProgressPage, expected_answer
 from kvcommon.messages import EVENTS, Attach
 from kvworker.core.commands import MapEngine, UnmapEngine
 from kvworker.core.events import EngineMapped, EngineUnmapped
-from kvworker.devices.base import Device
+from kvworker.devices.base import Device, Mapping
 from kvworker.devices.pieces import check_layout
 from kvworker.stores.base import Store
 from kvworker.transfer.engine_memory import EngineMemory
 from kvworker.transfer.job import Job
 from kvworker.transfer.staging import Staging
+
+_log = logging.getLogger("kvferry.worker")
 
 
 class EngineMaps:
@@ -25,8 +28,15 @@ class EngineMaps:
         store: Store,
         now_ns: Callable[[], int],
         staging: Sequence[Staging],
+        *,
+        try_direct: bool = False,
     ) -> None:
-        """``staging`` is registered with the store at the first attach; none if direct."""
+        """Keep what attaching needs.
+
+        ``staging`` is registered with the store at the first attach; none if the device is direct.
+        ``try_direct``: register the KV cache itself where the store may be able to reach it.
+        """
+        self._try_direct = try_direct
         self._device = device
         self._store = store
         self._now_ns = now_ns
@@ -53,7 +63,7 @@ class EngineMaps:
                 remedy=error.remedy,
             )
         self._engines[command.engine] = memory
-        copying = "direct" if self._device.direct else "staging"
+        copying = "direct" if memory.direct else "staging"
         capabilities = (copying, EVENTS) if memory.events else (copying,)
         return EngineMapped(
             now_ns=self._now_ns(),
@@ -92,15 +102,28 @@ class EngineMaps:
             events = attach.proof is not None and self._device.prove(attach.proof)
             for buffer in self._staging:
                 buffer.register(self._store)
-            if self._device.direct:
-                for index, storage in enumerate(mapping.storages):
-                    if not self._store.register(storage.address, storage.size):
-                        cause = f"the store {self._store.name} refuses storage {index}"
-                        remedy = "see the daemon's log for what the store's client says"
-                        raise HandleError(f"{cause} ({storage.size} bytes)", remedy)
-                    undo.callback(self._store.unregister, storage.address)
+            direct = self._device.direct or (self._try_direct and self._store.device_memory)
+            if direct and not self._register(mapping, undo):
+                if self._device.direct:
+                    cause = f"the store {self._store.name} refuses memory of the KV cache"
+                    remedy = "see the daemon's log for what the store's client says"
+                    raise HandleError(cause, remedy)
+                direct = False
+                _log.warning("the store cannot reach the KV cache itself: staging memory is used")
             for buffer in self._staging:
                 buffer.check_fits(attach.layout)
             # The other half of the read-back check: the model side compares the answer.
             page.answer(expected_answer(page.nonce))
-            return EngineMemory(mapping, attach.layout, page, undo.pop_all(), events=events)
+            return EngineMemory(
+                mapping, attach.layout, page, undo.pop_all(), events=events, direct=direct
+            )
+
+    def _register(self, mapping: Mapping, undo: ExitStack) -> bool:
+        """Register all of a mapping, to be undone by ``undo``; or nothing of it, and say False."""
+        with ExitStack() as attempt:
+            for region in self._device.regions(mapping):
+                if not self._store.register(region.address, region.size, self._device.location):
+                    return False
+                attempt.callback(self._store.unregister, region.address)
+            undo.push(attempt.pop_all())
+        return True

@@ -61,7 +61,8 @@ class Saver:
         span = pieces.span(*layers)
         # The model says that the layers are queued; the device says when they are written.
         self._device.wait(memory.mapping, command.event)
-        if self._staging is None:
+        if self._staging is None or memory.direct:
+            self._device.settle()
             blocks = zip(command.keys, command.block_ids, strict=True)
             ranges = [RangeIO(k, span.addresses(b), span.sizes, span.offsets) for k, b in blocks]
             put = self._store.put_objects if command.whole else self._store.put_ranges

@@ -20,7 +20,14 @@ from kvworker.stores.base import RangeIO
 from kvworker.stores.mooncake import MooncakeStore
 from kvworker.stores.mooncake_ascend import MAX_REGISTRATIONS
 from localmaster import LocalMaster
-from tests.npu.rig import Engine, adversarial, engine, engine_process, npu_daemon
+from tests.npu.rig import (
+    Engine,
+    adversarial,
+    engine,
+    engine_process,
+    mapped_segments,
+    npu_daemon,
+)
 from tests.npu.test_daemon import BLOCKS, round_trip
 from tests.support.daemonproc import DaemonProcess
 
@@ -185,3 +192,22 @@ def other_card_reads_it(right: DaemonProcess, process: Any, saved: Engine) -> No
         assert reader.hits(1, 60, BLOCKS) == 4
         seen, _ = reader.load(1, 60, BLOCKS, [8, 9, 4, 5])
         assert seen == [saved.content(60, block) for block in BLOCKS]
+
+
+@pytest.mark.parametrize(("protocol", "copying"), [("ascend", "direct"), ("tcp", "staging")])
+def test_the_store_reaches_the_engines_memory_itself_if_it_is_asked_to_and_can(
+    protocol: str, copying: str, master: LocalMaster, tmp_path: Path
+) -> None:
+    path = str(config_file(tmp_path, master, protocol))
+    with (
+        adversarial(seed=22),
+        npu_daemon("--store", "mooncake", "--mooncake-config", path, "--direct") as served,
+        engine_process() as process,
+    ):
+        # Its own staging memory.
+        before = mapped_segments(served.pid)
+        for cache in ("gqa", "strided"):
+            with engine(served, cache, process, name=f"direct-{protocol}-{cache}") as one:
+                assert set(one.attach()) == {copying, "events"}
+                round_trip(one, seed=70)
+        assert mapped_segments(served.pid) == before
