@@ -107,6 +107,11 @@ class Daemon:
             # libzmq leaves the file of a closed socket behind.
             self._undo.callback(path.unlink, missing_ok=True)
         device = make_device(config.device)
+        if config.inject:
+            from kvworker.devices.faults import faulty_device
+            from kvworker.faults import read_plan
+
+            device = faulty_device(device, read_plan(config.inject))
         store = opening_store(config, self.stop, device)
         machinery = assemble(config, self.epoch, device, store, self._inbox.post)
         self._machinery = machinery
