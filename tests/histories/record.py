@@ -1,6 +1,6 @@
 """Records the histories of this folder anew. Run it when a core decides otherwise on purpose.
 
-    .venv/bin/python tests/histories/record.py [real] [faults] [violations]
+    .venv/bin/python tests/histories/record.py [real[/NAME]] [faults] [violations]
 
 ``real``: vLLM engines on this CPU, real daemons, the embedded store or a real Mooncake (minutes).
 ``faults`` and ``violations``: both real cores in a small world that is broken around them, or with
@@ -9,17 +9,20 @@ a core that is broken itself (``tests/kvreplay/test_broken_cores.py``); seconds.
 What each must say is beside it in ``expected.json``: read the difference before committing it.
 """
 
+import contextlib
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "common"), str(ROOT / "tools")]
 
 from localmaster import LocalMaster  # noqa: E402
+from tests.e2e.engines import EngineError  # noqa: E402
 from tests.e2e.stack import Stack, mooncake_file, prompt  # noqa: E402
 from tests.histories.saying import says  # noqa: E402
 from tests.kvreplay.pair import Pair  # noqa: E402
@@ -61,23 +64,58 @@ def daemon_killed(stack: Stack) -> None:
         engine.generate([prompt(1, 200)])
 
 
-REAL: dict[str, tuple[Callable[[Stack], None], bool]] = {
-    "layerwise": (layerwise, False),
-    "mooncake": (layerwise, True),
-    "asynchronous": (asynchronous, False),
-    "daemon-killed": (daemon_killed, False),
+def engine_killed(stack: Stack) -> None:
+    """The engine dies; another one takes what it had saved."""
+    with contextlib.suppress(EngineError), stack.engine() as engine:
+        engine.call("wait_attached")
+        engine.generate([prompt(1, 200)])
+        engine.settle()
+        engine.kill()
+        raise EngineError
+    with stack.engine() as engine:
+        engine.call("wait_attached")
+        engine.generate([prompt(1, 200)])
+        engine.settle()
+
+
+def two_ranks(stack: Stack) -> None:
+    """A model on two ranks, each with its daemon; saved, forgotten, loaded."""
+    with stack.engine(tensor_parallel_size=2, distributed_executor_backend="mp") as engine:
+        engine.call("wait_attached")
+        engine.generate([prompt(1, 200)])
+        engine.forget()
+        engine.generate([prompt(1, 200), prompt(2, 70)])
+        engine.settle()
+
+
+class Scene(NamedTuple):
+    """What is recorded as ``real``."""
+
+    play: Callable[[Stack], None]
+    with_mooncake: bool = False
+    devices: tuple[str, ...] = ("cpu:0",)
+
+
+REAL = {
+    "layerwise": Scene(layerwise),
+    "mooncake": Scene(layerwise, with_mooncake=True),
+    "asynchronous": Scene(asynchronous),
+    "daemon-killed": Scene(daemon_killed),
+    "engine-killed": Scene(engine_killed),
+    "two-ranks": Scene(two_ranks, with_mooncake=True, devices=("cpu:0", "cpu:1")),
 }
 
 
-def record_real() -> None:
+def record_real(titles: Iterable[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="kvh") as name, LocalMaster() as master:
         model = make_model(Path(name) / "tiny")
-        for title, (scene, with_mooncake) in REAL.items():
+        for title in titles:
+            scene = REAL[title]
             folder = Path(name) / title
             folder.mkdir()
-            config = mooncake_file(folder, master.address) if with_mooncake else None
-            with Stack(folder, model, config) as stack:
-                scene(stack)
+            config = mooncake_file(folder, master.address) if scene.with_mooncake else None
+            with Stack(folder, model, config, scene.devices) as stack:
+                scene.play(stack)
             keep(folder / "logs", HERE / "real" / title)
 
 
@@ -106,7 +144,8 @@ def keep(logs: Path, target: Path) -> None:
 
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or ("real", "faults", "violations"):
-        if wanted == "real":
-            record_real()
+        kind, _, title = wanted.partition("/")
+        if kind == "real":
+            record_real([title] if title else REAL)
         else:
             record_made(wanted)

@@ -60,3 +60,13 @@ def test_a_daemon_lost_while_nothing_is_loaded_is_only_mentioned(tmp_path: Path)
     facts = tell(pair.close(), "req").facts
     assert facts.lost_ranks == []
     assert facts.lost == ["the daemon of rank 0 was lost (silence)"]
+
+
+def test_a_daemon_that_cannot_be_killed_is_mentioned(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.add("req", 100, "a")
+    pair.say(sched.FenceFailed, rank=0, reason="another user's")
+    pair.ask("req", 100)
+    pair.finish("req")
+    sentence = tell(pair.close(), "req").sentence
+    assert "the silent daemon of rank 0 could not be killed (another user's)" in sentence

@@ -128,18 +128,27 @@ class Collector:
             self._ends(event.rank, event.ends)
         elif isinstance(event, sched.RequestFinished):
             facts.finished = True
-        elif isinstance(event, sched.DaemonLost):
-            facts.lost.append(f"the daemon of rank {event.rank} was lost ({event.reason})")
-            if any(job.is_load and event.rank not in job.ends for job in facts.jobs.values()):
-                facts.lost_ranks.append(event.rank)
-        elif isinstance(event, sched.StoreChanged) and not event.up:
-            facts.lost.append(f"the store went down ({event.reason})")
-        elif isinstance(event, work.PeerLost):
-            facts.lost.append(f"{_side(event)} was lost ({event.reason})")
         elif isinstance(event, work.SchedulerSaid):
             self._told(event.body)
         elif isinstance(event, work.KeysFound):
             self._found(self._asked.pop((entry.log, event.op), ()), event.outcomes)
+        else:
+            self._loss(event)
+
+    def _loss(self, event: object) -> None:
+        """Note what was lost while the request lived."""
+        facts = self.facts
+        if isinstance(event, sched.DaemonLost):
+            facts.lost.append(f"the daemon of rank {event.rank} was lost ({event.reason})")
+            if any(job.is_load and event.rank not in job.ends for job in facts.jobs.values()):
+                facts.lost_ranks.append(event.rank)
+        elif isinstance(event, sched.FenceFailed):
+            text = f"the silent daemon of rank {event.rank} could not be killed ({event.reason})"
+            facts.lost.append(text)
+        elif isinstance(event, sched.StoreChanged) and not event.up:
+            facts.lost.append(f"the store went down ({event.reason})")
+        elif isinstance(event, work.PeerLost):
+            facts.lost.append(f"{_side(event)} was lost ({event.reason})")
 
     def _command(self, entry: Entry, command: object) -> None:
         facts = self.facts

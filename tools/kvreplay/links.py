@@ -31,7 +31,12 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 _GETS: Final = (work_do.OpenGets, work_do.LoadLayers, work_do.CloseGets)
 _PUTS: Final = (work_do.OpenPuts, work_do.WriteLayers, work_do.ClosePuts)
-_WEATHER: Final = (sched.DaemonReady, sched.DaemonLost, sched.StoreChanged)
+_WEATHER: Final = (
+    sched.DaemonReady,
+    sched.DaemonLost,
+    sched.FenceFailed,
+    sched.StoreChanged,
+)
 #: Ids that ``Mentions`` remembers of each kind; the oldest are forgotten first.
 _MAX_REMEMBERED: Final = 200_000
 

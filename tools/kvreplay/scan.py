@@ -13,11 +13,13 @@ from typing import Final
 
 import msgspec
 
-from kvreplay.loading import LogSet
+from kvcommon.eventlog import Dropped
+from kvreplay.loading import DECODE_ERRORS, LogSet
 
 _TAG: Final = b"\xa4type"
 _TIME: Final = b"\xa6now_ns"
 _ARRAY: Final = 0x90
+_dropped: Final = msgspec.msgpack.Decoder(Dropped)
 #: The tag stands within the first bytes of a record: sequence number and cause come before it.
 _HEAD: Final = 192
 #: Bytes that a msgpack integer begins with, and how many follow.
@@ -170,9 +172,8 @@ def _start_ns(logs: LogSet) -> int:
 
 
 def _num_dropped(note: bytes) -> int:
+    # Typed: an untyped decoder would make objects of whatever a hostile file holds.
     try:
-        found = msgspec.msgpack.decode(note)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return _dropped.decode(note).num_dropped
+    except DECODE_ERRORS:
         return 0
-    number = found.get("num_dropped", 0) if isinstance(found, dict) else 0
-    return number if isinstance(number, int) else 0

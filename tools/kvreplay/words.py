@@ -194,7 +194,11 @@ def body_text(body: msgspec.Struct) -> str:
 
 
 _EVENTS: Final[dict[type, _Say]] = {
-    sched.Ticked: lambda _: "time passed",
+    sched.Ticked: lambda e: (
+        f"time passed; nothing heard of rank {spans(rank for rank, _ in e.silent_ms)}"
+        if e.silent_ms
+        else "time passed"
+    ),
     sched.RanksKnown: lambda e: f"vLLM named {count(len(e.ranks), 'rank')}",
     sched.DaemonReady: lambda e: (
         f"daemon of rank {e.rank} is ready, {'attached' if e.attached else 'not attached'}"
@@ -202,6 +206,7 @@ _EVENTS: Final[dict[type, _Say]] = {
     sched.DaemonLost: lambda e: (
         f"daemon of rank {e.rank} is {'dead' if e.dead else 'out of reach'}{_why(e.reason)}"
     ),
+    sched.FenceFailed: lambda e: f"the daemon of rank {e.rank} cannot be killed{_why(e.reason)}",
     sched.StoreChanged: lambda e: (
         f"rank {e.rank}: the store is {'up' if e.up else 'down'}{_why(e.reason)}"
     ),
@@ -262,6 +267,7 @@ _COMMANDS: Final[dict[type, _Say]] = {
         f"tells the model side: step {c.step}, {count(len(c.loads), 'load')}"
         f"{', saves' if c.saves else ''}{', gives up ' + spans(c.cancel) if c.cancel else ''}"
     ),
+    sched_do.FenceDaemon: lambda c: f"kills the daemon of rank {c.rank}, which is silent",
     work_do.SendToModel: lambda c: f"tells the model side: {body_text(c.body)}",
     work_do.SendToScheduler: lambda c: f"tells the scheduler side: {body_text(c.body)}",
     work_do.MapEngine: lambda c: f"op {c.op}: map the memory of {engine_name(c.engine)}",
