@@ -148,7 +148,8 @@ def test_saves(tmp_path: Path, fault: dict[str, Any], outcome: JobOutcome, reaso
     ],
 )
 def test_loads(tmp_path: Path, faults: list[dict[str, Any]], reason: str) -> None:
-    with engine(tmp_path, *(fault if fault is REMOTE else {**fault, "times": 1} for fault in faults)) as it:
+    once = [fault if fault is REMOTE else {**fault, "times": 1} for fault in faults]
+    with engine(tmp_path, *once) as it:
         wanted = [it.model.fill(block, seed=block) for block in (1, 2)]
         assert it.save(1).outcome is JobOutcome.DONE
         assert lookup(it.scheduler, 1) == 2
