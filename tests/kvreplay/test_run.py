@@ -54,7 +54,7 @@ def test_what_cannot_be_played_is_an_error_in_words(recording: LogSet, tmp_path:
         run(recording, Wishes(mooncake_config=str(tmp_path / "none.json")))
 
 
-@pytest.mark.parametrize("name", ["mooncake", "layerwise", "asynchronous"])
+@pytest.mark.parametrize("name", ["mooncake", "asynchronous", "two-ranks"])
 def test_a_run_of_a_real_engine_is_reproduced_against_a_real_mooncake(
     name: str, tmp_path: Path
 ) -> None:
