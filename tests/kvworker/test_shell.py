@@ -81,6 +81,7 @@ def test_save_lookup_and_load_move_the_same_bytes(served: DaemonProcess, model: 
             block_hashes=HASHES,
             layerwise=False,
         )
+        assert data.hear(JobsEnded).ends[0].job_id == 11
         scheduler.say(StepPlan(step=12, loads=(later,)))
         scheduler.hear(PlanAck)
         data.say(StepBegun(step=12))
