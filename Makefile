@@ -9,6 +9,8 @@
 PYTHON ?= python3
 STORE ?= mooncake
 PIP_ARGS ?=
+MOMENTS ?= 20
+SEED ?= 1
 
 BIN := .venv/bin
 STAMP := .venv/.kvferry-setup
@@ -25,7 +27,7 @@ SOURCES := common kvsched kvworker tools tests benchmarks
 UNUSABLE := torchvision torchaudio torchcodec
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo test test-e2e test-npu npu-libraries npu-wheels lint types imports spelling sizes bench check clean verbs
+.PHONY: help setup browser demo test test-e2e test-npu npu-libraries npu-wheels lint types imports spelling sizes bench chaos check clean verbs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +125,9 @@ bench: setup ## measure hooks and time to first token; writes bench-out/
 	$(BIN)/python benchmarks/bench_hooks.py
 	$(BIN)/python benchmarks/bench_ttft.py
 	$(BIN)/python -m benchmarks.bench_eventlog
+
+chaos: setup ## kill and freeze processes under load, MOMENTS of each kind (long); prints a table
+	PYTHONPATH=.:common:tools $(BIN)/python -m tests.chaos.chaos --moments $(MOMENTS) --seed $(SEED)
 
 check: lint types imports spelling sizes test ## everything that CI checks
 
