@@ -51,6 +51,8 @@ _REOPEN_NS = 100_000_000
 _REFUSED_NS = 10_000_000_000
 #: A ``Hello`` that a connected daemon has not answered for so long is said again.
 _UNANSWERED_NS = 2_000_000_000
+#: A daemon that has come back answers a new ``Hello`` within this, or is not there yet.
+_GREETING_NS = 20_000_000
 _NS_PER_MS = 1_000_000
 
 Emit = Callable[[SchedEvent, str], None]
@@ -193,7 +195,7 @@ class Ranks:
                 rank.reopen_at = now_ns
             if rank.reopen_at and now_ns >= rank.reopen_at:
                 self._reopen(rank, now_ns)
-            elif now_ns - rank.sent_at > self._heartbeat_ns and rank.epoch and not rank.suspect:
+            elif now_ns - rank.sent_at > self._heartbeat_ns and rank.welcomed and not rank.suspect:
                 self.send(rank.info.rank, Heartbeat(), "")
 
     def silences(self) -> tuple[tuple[int, int], ...]:
@@ -222,6 +224,14 @@ class Ranks:
             self._emit(FenceFailed(now_ns=self._now_ns(), rank=index, reason=problem), "")
         else:
             rank.fenced = True
+
+    def greeting(self) -> int | None:
+        """Return a rank whose daemon was there before and may be about to answer a new hello."""
+        now_ns = self._now_ns()
+        for rank in self._ranks:
+            if rank.epoch and not rank.welcomed and now_ns - rank.opened_at < _GREETING_NS:
+                return rank.info.rank
+        return None
 
     def wait(self, index: int, timeout_ms: float) -> bool:
         """Wait until the daemon of rank ``index`` has said something. False: it has not."""
@@ -333,10 +343,11 @@ class Ranks:
         self._tell_lost(rank, dead=dead, reason=reason)
 
     def _tell_lost(self, rank: Rank, *, dead: bool, reason: str) -> None:
-        self._emit(
-            DaemonLost(now_ns=self._now_ns(), rank=rank.info.rank, dead=dead, reason=reason),
-            "",
-        )
+        now_ns = self._now_ns()
+        self._emit(DaemonLost(now_ns=now_ns, rank=rank.info.rank, dead=dead, reason=reason), "")
+        if dead and not rank.reopen_at:
+            # The next daemon finds our Hello, and its Welcome waits here, also while nobody polls.
+            rank.reopen_at = max(now_ns, rank.opened_at + _REOPEN_NS)
 
     def _reopen(self, rank: Rank, now_ns: int) -> None:
         rank.reopen_at = 0

@@ -164,6 +164,11 @@ class SchedulerShell:
     def request_added(self, request: "Request") -> None:
         """``on_new_request``: look the request up before it is first scheduled."""
         self._poll()
+        # While the engine was idle nobody greeted a daemon that came back.
+        while self._ranks is not None and (rank := self._ranks.greeting()) is not None:
+            if not self._wait(rank):
+                break
+            self._poll()
         self._add(request)
 
     @guarded(lambda: _NO_HIT)
@@ -174,12 +179,7 @@ class SchedulerShell:
         # Asking is recorded; looking first saves most repetitions.
         self._poll()
         answer = self._ask(request, num_local_tokens)
-        while answer.num_tokens is None and self._wait_left_ns > 0 and self._ranks is not None:
-            started_ns = time.monotonic_ns()
-            heard = self._ranks.wait(0, self._wait_left_ns / _NS_PER_MS)
-            self._wait_left_ns -= time.monotonic_ns() - started_ns
-            if not heard:
-                break
+        while answer.num_tokens is None and self._wait(0):
             self._poll()
             answer = self._ask(request, num_local_tokens)
         if answer.num_tokens:
@@ -335,6 +335,15 @@ class SchedulerShell:
         )
         (answer,) = self._answers
         return answer
+
+    def _wait(self, rank: int) -> bool:
+        """Wait for a rank's daemon with what is left of this step's time. False: heard nothing."""
+        if self._ranks is None or self._wait_left_ns <= 0:
+            return False
+        started_ns = time.monotonic_ns()
+        heard = self._ranks.wait(rank, self._wait_left_ns / _NS_PER_MS)
+        self._wait_left_ns -= time.monotonic_ns() - started_ns
+        return heard
 
     def _poll(self) -> None:
         now_ns = self._polled_at = time.monotonic_ns()

@@ -211,10 +211,10 @@ def test_a_daemon_that_restarts_is_greeted_again(daemon: FakeDaemon, world: Worl
     (event,) = world.take(1)
     lost(event, dead=False)
     # Until its death is known it may still touch our blocks.
+    world.open_jobs[0] = (4, 9)
     world.watches[-1].died = True
     (event,) = world.take(1)
     lost(event, dead=True)
-    world.open_jobs[0] = (4, 9)
     daemon.start()
     assert world.hello().open_jobs == (4, 9)
     daemon.welcome(attached=False, pid=8)
@@ -222,6 +222,47 @@ def test_a_daemon_that_restarts_is_greeted_again(daemon: FakeDaemon, world: Worl
     assert isinstance(event, DaemonReady)
     assert event.epoch == daemon.epoch
     assert world.watches[-1].pid == 8
+
+
+def test_a_dead_daemons_successor_is_greeted_by_an_idle_engine(
+    daemon: FakeDaemon, world: World
+) -> None:
+    """One poll after the death is enough: hello and welcome pass while nobody polls."""
+    world.greet()
+    world.watches[-1].died = True
+    daemon.stop()
+    (event,) = world.take(1)
+    lost(event, dead=True)
+    world.now_ns += 1_000 * MS
+    world.ranks.poll()
+    daemon.start()
+    daemon.hear(Hello)
+    daemon.welcome(attached=True, pid=8)
+    assert world.ranks.wait(0, 1_000)
+    (event,) = world.take(1)
+    assert isinstance(event, DaemonReady)
+    assert event.attached
+
+
+def test_a_daemon_that_restarts_unseen_is_being_greeted_after_one_poll(
+    daemon: FakeDaemon, world: World
+) -> None:
+    world.greet()
+    assert world.ranks.greeting() is None
+    daemon.stop()
+    world.watches[-1].died = True
+    daemon.start()
+    world.poll_until(lambda: world.ranks.greeting() == 0)
+    daemon.hear(Hello)
+    daemon.welcome(attached=True, pid=8)
+    world.poll_until(lambda: world.ranks.greeting() is None)
+    # One that does not come back is not waited for.
+    world.now_ns += 1_000 * MS
+    world.watches[-1].died = True
+    daemon.stop()
+    world.poll_until(lambda: world.ranks.greeting() == 0)
+    world.now_ns += 1_000 * MS
+    assert world.ranks.greeting() is None
 
 
 def test_the_new_conversation_tells_of_open_jobs(daemon: FakeDaemon, world: World) -> None:
@@ -308,7 +349,8 @@ def test_heartbeats_while_nothing_else_is_said(daemon: FakeDaemon, world: World)
 
 def test_no_heartbeat_before_a_welcome(daemon: FakeDaemon, world: World) -> None:
     daemon.hear(Hello)
-    world.now_ns += 10 * HEARTBEAT_MS * MS
+    # Less than after what it would say hello again.
+    world.now_ns += 3 * HEARTBEAT_MS * MS
     world.ranks.poll()
     assert daemon.silent()
 

@@ -1,6 +1,7 @@
 """The scheduler side's shell between vLLM's calls and a daemon of the test's own."""
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,10 +9,19 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from kvcommon.messages import JobEnd, JobOutcome, JobsEnded, ResetStore, StepPlan, StepVerdict
+from kvcommon.messages import (
+    Hello,
+    JobEnd,
+    JobOutcome,
+    JobsEnded,
+    ResetStore,
+    StepPlan,
+    StepVerdict,
+)
 from kvsched.core.events import RequestAdded
+from kvsched.link import DaemonLink
 from kvsched.metadata import StepMetadata, read_step_metadata
-from tests.support.fakedaemon import FakeDaemon
+from tests.support.fakedaemon import FakeDaemon, until
 from tests.support.shellworld import BLOCK, ShellWorld, nothing, request, scheduled
 
 
@@ -149,6 +159,32 @@ def test_all_lookups_of_a_step_share_one_wait(
     world.shell.plan(nothing())
     assert world.shell.match(second, 0) == (None, False)
     assert len(clock.waits) == 4
+
+
+def test_the_first_request_after_a_restart_that_nobody_saw_is_looked_up(
+    world: ShellWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, ranks = world.daemon, world.shell._ranks
+    assert ranks is not None
+    daemon.stop()
+    daemon.start()
+    # Both have happened before the engine, which is idle, looks.
+    until(lambda: ranks._ranks[0].link.wait(100), lambda _: None)
+    time.sleep(0.2)
+    waits = []
+
+    def wait(rank: int, timeout_ms: float) -> bool:
+        if not waits:
+            daemon.hear(Hello)
+            daemon.welcome()
+        waits.append(timeout_ms)
+        return DaemonLink.wait(ranks._ranks[rank].link, timeout_ms)
+
+    monkeypatch.setattr(ranks, "wait", wait)
+    world.shell.request_added(request("r"))
+    assert waits
+    world.answer(2)
+    assert world.shell.match(request("r"), 0) == (2 * BLOCK, False)
 
 
 def test_a_wait_ends_with_the_answer(world: ShellWorld) -> None:
