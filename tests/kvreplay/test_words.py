@@ -67,3 +67,8 @@ def test_text_of_a_log_cannot_carry_control_characters_or_run_on() -> None:
 
 def test_an_event_that_cannot_be_read_has_words_too() -> None:
     assert "cannot read" in words.event_text(None)
+
+
+def test_ranks() -> None:
+    assert words.on_ranks([1]) == "rank 1"
+    assert words.on_ranks([0, 1, 3]) == "ranks 0-1, 3"

@@ -6,7 +6,7 @@ from typing import Final
 from kvcommon import messages as msg
 from kvcommon import reasons
 from kvreplay.facts import Facts, JobFacts
-from kvreplay.words import blocks, count, millis, size, spans
+from kvreplay.words import blocks, count, millis, on_ranks, size, spans
 
 _MISSES: Final[dict[str, str]] = {
     reasons.NOT_STORED: "the store does not hold the next block of its prefix for every rank",
@@ -88,7 +88,7 @@ def _hit(facts: Facts) -> str:
             f"were a hit ({facts.lookup_reason}"
         )
         if facts.missing_block:
-            text += f": block {facts.missing_block} is missing on rank {spans(facts.missing_ranks)}"
+            text += f": block {facts.missing_block} is missing on {on_ranks(facts.missing_ranks)}"
         text += ")"
     return text
 
@@ -98,8 +98,8 @@ def _lost(facts: Facts) -> str:
     promised = facts.external_tokens or facts.matched_tokens or 0
     how = "layerwise" if loads[0].layerwise else "asynchronous"
     return (
-        f"was to take {count(promised, 'token')} from the store, but the daemon of rank "
-        f"{spans(sorted(set(facts.lost_ranks)))} was lost in the middle of the {how} load of "
+        f"was to take {count(promised, 'token')} from the store, but the daemon of "
+        f"{on_ranks(sorted(set(facts.lost_ranks)))} was lost in the middle of the {how} load of "
         f"{count(sum(job.num_blocks for job in loads), 'block')} ({reasons.DAEMON_LOST}), "
         "so vLLM has to compute them"
     )
@@ -123,9 +123,9 @@ def _failed(facts: Facts) -> str:
     if words == [reasons.CANCELLED]:
         given_up = f"of {blocks(failed)} " if failed else ""
         why = "because the request had ended" if facts.finished else "before it was complete"
-        return f"{text}{given_up}was given up on rank {spans(ranks)} {why} ({words[0]})"
+        return f"{text}{given_up}was given up on {on_ranks(ranks)} {why} ({words[0]})"
     text += f"of {blocks(failed)} failed" if failed else "was cancelled"
-    text += f" on rank {spans(ranks)}"
+    text += f" on {on_ranks(ranks)}"
     whys = [_FAILURES[word] for word in words if word in _FAILURES]
     text += f" because {' and '.join(whys)}" if whys else ""
     return f"{text} ({', '.join(words) or 'no reason given'}), so vLLM has to compute them"
@@ -137,8 +137,8 @@ def _miss(facts: Facts) -> str:
     if word == reasons.NOT_STORED and facts.num_stored is not None:
         why = f"block {facts.num_stored + 1} of its prefix is not in the store for every rank"
     if word == reasons.NOT_STORED and facts.missing_block:
-        why = f"block {facts.missing_block} of its prefix is not in the store for rank "
-        why += spans(facts.missing_ranks)
+        why = f"block {facts.missing_block} of its prefix is not in the store for "
+        why += on_ranks(facts.missing_ranks)
     text = f"took nothing from the store because {why} ({word or 'no reason'}"
     if facts.num_looked_up is not None:
         text += f"; {count(facts.num_looked_up, 'block')} looked up"

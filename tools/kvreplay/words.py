@@ -36,6 +36,11 @@ def spans(ids: Iterable[int]) -> str:
     return ", ".join([*texts, "…"] if len(runs) > _MAX_SPANS else texts)
 
 
+def on_ranks(ids: Sequence[int]) -> str:
+    """Return "rank 1" or "ranks 0-2"."""
+    return f"{'rank' if len(ids) == 1 else 'ranks'} {spans(ids)}"
+
+
 def count(number: int, noun: str) -> str:
     """Write a number with its noun: "1 block", "2 blocks"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
