@@ -210,6 +210,9 @@ class ModelSide:
             self._num_layers,
             reason,
         )
+        # The daemon stops between two layers: what it still wrote would meet what is recomputed.
+        if self._serving:
+            self._say(CancelJobs(step=step, job_ids=tuple(load.job_id for load in self._loads)))
         self._fail_loads()
         self._num_loaded = self._num_layers
 
