@@ -48,6 +48,14 @@ struct Handle {
 };
 static_assert(sizeof(Handle) == 64, "the public size of an event handle");
 
+// What a test holds back in this process: streams do nothing, launches do not return.
+std::atomic<bool> g_hold_streams{false};
+std::atomic<bool> g_hold_launches{false};
+
+void wait_while(const std::atomic<bool>& held) {
+  while (held.load()) std::this_thread::sleep_for(std::chrono::microseconds(200));
+}
+
 void ring(EventWord* word) {
   word->bell.fetch_add(1);
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word->bell), FUTEX_WAKE, INT_MAX, nullptr,
@@ -121,6 +129,7 @@ class Stream {
       tasks_.pop_front();
       busy_ = true;
       lock.unlock();
+      wait_while(g_hold_streams);
       if (limit != 0) {
         std::this_thread::sleep_for(std::chrono::microseconds(dice_.upto(limit)));
       }
@@ -145,6 +154,7 @@ uint64_t g_count = 0;
 
 // A launch takes a while, in the thread that launches: behind it lies all that waits for it.
 void launch() {
+  wait_while(g_hold_launches);
   const auto limit = static_cast<uint64_t>(setting("CANN_DOUBLE_LAUNCH_US", 0));
   if (limit == 0) return;
   static thread_local Dice dice(static_cast<uint64_t>(gettid()));
@@ -172,6 +182,12 @@ EventWord* map_word(int fd) {
 }  // namespace cann
 
 using namespace cann;
+
+// For tests: holds this process's streams or launches back, or lets them go.
+EXPORT void cann_double_hold(int streams, int launches) {
+  g_hold_streams = streams != 0;
+  g_hold_launches = launches != 0;
+}
 
 EXPORT int aclrtCreateStreamWithConfig(void** stream, uint32_t, uint32_t) {
   NEED_CONTEXT

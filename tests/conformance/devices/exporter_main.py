@@ -3,6 +3,7 @@
 ``python -m tests.conformance.devices.exporter_main <fd> <device>``: answers commands on a socket.
 """
 
+import ctypes
 import socket
 import sys
 from typing import Any
@@ -73,6 +74,7 @@ class Engine:
         # The ring comes round at once.
         clock._events = clock._events[:1]
         handle = clock.settle(clock.stamp(), shared=True)
+        self.hold(streams=0, launches=1)
         self.enqueue(storages)
         clock.stamp()
         return handle
@@ -80,10 +82,16 @@ class Engine:
     def queue_stale(self, storages: list[bytes]) -> bytes:
         """Wrong: the event of the step before."""
         assert self._clock is not None
-        before = self._clock.stamp()
+        handle = self._clock.settle(self._clock.stamp(), shared=True)
+        self._runtime.synchronize()
+        self.hold(streams=1, launches=0)
         self.enqueue(storages)
         self._clock.stamp()
-        return self._clock.settle(before, shared=True)
+        return handle
+
+    def hold(self, streams: int, launches: int) -> None:
+        """Hold this process's device back (CANN's stand-in only), or let it go with zeros."""
+        ctypes.CDLL("libascendcl.so").cann_double_hold(streams, launches)
 
     def free_bytes(self) -> int:
         """Device memory that is left."""
