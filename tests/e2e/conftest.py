@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from localmaster import LocalMaster
-from tinymodel import make_model
 
+from localmaster import LocalMaster
 from tests.e2e.engines import EngineProcess
 from tests.e2e.stack import Stack, mooncake_file
+from tinymodel import make_model
 
 
 @pytest.fixture(scope="session")
@@ -37,4 +37,3 @@ def stack(
     folder = tmp_path_factory.mktemp("stack")
     with Stack(folder, model, mooncake_file(folder, master.address)) as running:
         yield running
-

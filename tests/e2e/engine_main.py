@@ -1,8 +1,8 @@
 """One vLLM engine in a process of its own, driven by JSON lines over two pipes.
 
 ``python engine_main.py READ_FD WRITE_FD``: the first line is the engine's configuration, each
-further line one call ``{"call": name, ...}``; every line is answered by one line, ``{"ok": ...}`` or
-``{"error": text}``. The engine core runs in this process unless the configuration says otherwise.
+further line one call ``{"call": name, ...}``; every line is answered by one line, ``{"ok": ...}``
+or ``{"error": text}``. The engine core runs in this process unless the configuration says otherwise.
 """
 
 import hashlib
@@ -30,9 +30,7 @@ class Engine:
     ) -> list[dict[str, Any]]:
         from vllm import SamplingParams
 
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=0.0, logprobs=5, ignore_eos=True
-        )
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=5, ignore_eos=True)
         batches = [prompts] if together else [[prompt] for prompt in prompts]
         answers = []
         for batch in batches:
@@ -121,9 +119,10 @@ def spoil_block(worker: Any, block_id: int) -> None:
 
 def main() -> None:
     read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
-    with os.fdopen(read_fd, "r", encoding="utf-8") as calls, os.fdopen(
-        write_fd, "w", encoding="utf-8", buffering=1
-    ) as answers:
+    with (
+        os.fdopen(read_fd, "r", encoding="utf-8") as calls,
+        os.fdopen(write_fd, "w", encoding="utf-8", buffering=1) as answers,
+    ):
         engine = None
         for line in calls:
             request = json.loads(line)

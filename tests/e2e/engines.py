@@ -42,12 +42,17 @@ class EngineProcess(ServerProcess):
         extra = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if in_process else "1",
             "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-            "PYTHONPATH": os.pathsep.join(str(MAIN.parents[2] / p) for p in (".", "common", "tools")),
+            "PYTHONPATH": os.pathsep.join(
+                str(MAIN.parents[2] / p) for p in (".", "common", "tools")
+            ),
             **(environ or {}),
         }
         self._to_child, self._from_child = os.pipe(), os.pipe()
         command = [
-            sys.executable, str(MAIN), str(self._to_child[0]), str(self._from_child[1]),
+            sys.executable,
+            str(MAIN),
+            str(self._to_child[0]),
+            str(self._from_child[1]),
         ]
         super().__init__("engine", command, log, engine_environ(extra))
         self.config: dict[str, Any] = {
@@ -66,7 +71,7 @@ class EngineProcess(ServerProcess):
         if connector is not None:
             self.config["kv_transfer_config"] = connector
 
-    def __enter__(self) -> "EngineProcess":
+    def __enter__(self) -> "EngineProcess":  # noqa: PYI034 (Self needs Python 3.11)
         self.launch(pass_fds=(self._to_child[0], self._from_child[1]))
         os.close(self._to_child[0])
         os.close(self._from_child[1])

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
-from servers import DaemonProcess
 
 from kvcommon.eventlog import read_log
 from kvcommon.messages import LoadJob, SaveJob, StepPlan
 from kvsched.core.commands import SchedCommand, SendToDaemon
+from servers import DaemonProcess
 from tests.e2e.engines import EngineProcess, assert_same
 
 SEGMENT = "256MB"
@@ -58,7 +58,7 @@ class Stack:
         self._count = 0
         self.daemons: dict[str, DaemonProcess] = {}
 
-    def __enter__(self) -> "Stack":
+    def __enter__(self) -> "Stack":  # noqa: PYI034 (Self needs Python 3.11)
         with contextlib.ExitStack() as exits:
             for device in self._devices:
                 self.daemons[device] = exits.enter_context(self.daemon(device))
@@ -82,7 +82,12 @@ class Stack:
             self.folder / f"daemon-{device.replace(':', '-')}.log",
             device=device,
             arguments=[
-                *store, "--event-log", str(self.logs), "--validate", "--save", self._save,
+                *store,
+                "--event-log",
+                str(self.logs),
+                "--validate",
+                "--save",
+                self._save,
             ],
         )
 
@@ -132,10 +137,11 @@ class Stack:
         for path in sorted(self.logs.glob("kvsched-*.kvlog")):
             for record in read_log(path):
                 for command in _commands.decode(record.commands):
-                    if isinstance(command, SendToDaemon) and command.rank == 0:
-                        if isinstance(command.body, StepPlan):
-                            saves.extend(command.body.saves)
-                            loads.extend(command.body.loads)
+                    if not isinstance(command, SendToDaemon) or command.rank != 0:
+                        continue
+                    if isinstance(command.body, StepPlan):
+                        saves.extend(command.body.saves)
+                        loads.extend(command.body.loads)
         return saves, loads
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from localmaster import LocalMaster
 
-from tests.e2e.engines import EngineProcess, differs
+from localmaster import LocalMaster
+from tests.e2e.engines import differs
 from tests.e2e.stack import Stack, assert_same, block_digests, mooncake_file, prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

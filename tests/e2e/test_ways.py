@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from localmaster import LocalMaster
 
 from kvcommon.eventlog import read_log
 from kvworker.core.commands import WorkerCommand, WriteLayers
+from localmaster import LocalMaster
 from tests.e2e.engines import EngineProcess, differs
 from tests.e2e.stack import Stack, assert_same, block_digests, cold, mooncake_file, prompt
 
@@ -18,9 +18,7 @@ BLOCK = 32
 worker_commands = msgspec.msgpack.Decoder(list[WorkerCommand])
 
 
-def save_and_load(
-    stack: Stack, engine: EngineProcess, reference: EngineProcess, seed: int
-) -> None:
+def save_and_load(stack: Stack, engine: EngineProcess, reference: EngineProcess, seed: int) -> None:
     """Cold, then an external hit in the same engine; tokens, logprobs and bytes equal."""
     words = prompt(seed, 700)
     wanted = cold(reference, [words])

@@ -13,9 +13,9 @@ import pytest
 
 from kvcommon.eventlog import read_log
 from kvcommon.messages import Hello, RankIdentity, StoreState, Welcome
+from localmaster import LocalMaster
 from tests.support.client import Client
 from tests.support.daemonproc import command, daemon, environment
-from tools.localmaster import LocalMaster
 
 PATIENCE_S = 30.0
 

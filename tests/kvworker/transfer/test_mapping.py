@@ -70,7 +70,14 @@ def attach_with(model: Model, trouble: str) -> Attach:
 
 
 @pytest.mark.parametrize(
-    "trouble", ["another file", "layout says", "ends at byte", "cannot open", "refuses memory of the KV cache"]
+    "trouble",
+    [
+        "another file",
+        "layout says",
+        "ends at byte",
+        "cannot open",
+        "refuses memory of the KV cache",
+    ],
 )
 def test_whatever_goes_wrong_everything_is_undone(trouble: str, rig: Rig, store: OddStore) -> None:
     model = Model(storage_per_layer(), 1)
