@@ -2,7 +2,8 @@
 
 ``python engine_main.py READ_FD WRITE_FD``: the first line is the engine's configuration, each
 further line one call ``{"call": name, ...}``; every line is answered by one line, ``{"ok": ...}``
-or ``{"error": text}``. The engine core runs in this process unless the configuration says otherwise.
+or ``{"error": text}``. The engine core runs in this process unless the configuration says
+otherwise.
 """
 
 import hashlib
