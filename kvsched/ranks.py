@@ -345,7 +345,7 @@ class Ranks:
     def _tell_lost(self, rank: Rank, *, dead: bool, reason: str) -> None:
         now_ns = self._now_ns()
         self._emit(DaemonLost(now_ns=now_ns, rank=rank.info.rank, dead=dead, reason=reason), "")
-        if dead and not rank.reopen_at:
+        if dead and rank.welcomed and not rank.reopen_at:
             # The next daemon finds our Hello, and its Welcome waits here, also while nobody polls.
             rank.reopen_at = max(now_ns, rank.opened_at + _REOPEN_NS)
 

@@ -196,11 +196,13 @@ class World:
 
     def settle(self) -> None:
         """Left alone everything ends: each request, each job, each session."""
-        for daemon in list(self.daemons):
-            if not daemon.alive:
-                self.restart_daemon(daemon.rank)
+        for daemon in self.daemons:
             daemon.frozen = False
         for _ in range(_PATIENCE):
+            # The supervisor's work, also for one that is fenced only now, for its long silence.
+            for daemon in list(self.daemons):
+                if not daemon.alive:
+                    self.restart_daemon(daemon.rank)
             self.tick(200)
             self.deliver_all()
             self.work_all()
