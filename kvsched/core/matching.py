@@ -220,9 +220,9 @@ class Matcher:
             return _nothing(record, ALREADY_LOCAL)
         if not self._is_worth(lookup, stored, num_local):
             return _nothing(record, NOT_WORTH_LOADING)
-        layerwise = config.load == "layerwise" or (
-            config.load == "auto" and (config.sync_is_safe or lookup.staged)
-        )
+        # Staged or not: whatever lies in a daemon's memory is lost with the daemon, and a load
+        # within a step must not fail then unless vLLM recovers from that correctly.
+        layerwise = config.load == "layerwise" or (config.load == "auto" and config.sync_is_safe)
         record.last_reason = ""
         record.offer = Offer(
             num_local_tokens=num_local,

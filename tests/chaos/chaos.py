@@ -33,7 +33,7 @@ LOAD_TIMEOUT_MS, FENCE_TIMEOUT_MS = 3000, 4000
 COMPUTE_S = 4.0
 BUDGET_S = LOAD_TIMEOUT_MS / 1e3 + COMPUTE_S
 MAX_TOKENS = 24
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "num_gpu_blocks_override": 48,
     "max_model_len": 1024,
     "max_num_batched_tokens": 256,

@@ -34,7 +34,8 @@ def start(directory: Path) -> "DaemonProcess":
 def test_fifty_daemons_crash_under_one_engine(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     endpoint = daemon_endpoint(tmp_path, "cpu:0")
-    model, context = FakeModel(), zmq.Context.instance()
+    model = FakeModel()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     attachment = Attachment(
         lambda: DaemonLink(context, endpoint, 0, "model"),
         EngineId("e"),

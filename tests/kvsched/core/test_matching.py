@@ -155,7 +155,8 @@ def test_a_miss_says_the_daemons_reason() -> None:
     ("load", "safe", "staged", "asynchronous"),
     [
         ("auto", True, False, False),
-        ("auto", False, True, False),
+        # Staged or not: its daemon may die.
+        ("auto", False, True, True),
         ("auto", False, False, True),
         ("layerwise", False, False, False),
         ("async", True, True, True),
