@@ -69,7 +69,8 @@ class FakeDaemon:
 
     def close(self) -> None:
         self.stop()
-        self.context.term()
+        # A test that failed has left sockets open; ``term`` would wait for them for ever.
+        self.context.destroy(linger=0)
         self._folder.cleanup()
 
     def hear_anything(self, patience_ms: int = PATIENCE_MS) -> ToDaemon | None:
