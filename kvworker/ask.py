@@ -5,6 +5,7 @@ import os
 import zmq
 
 from kvcommon.channel import Channel
+from kvcommon.endpoints import check_endpoint
 from kvcommon.errors import ConfigError, RemoteProtocolError
 from kvcommon.ids import new_epoch
 from kvcommon.messages import PROTOCOL_VERSION, Status, StatusRequest, decode_from_daemon
@@ -17,7 +18,7 @@ def ask_status(endpoint: str, timeout_s: float) -> Status:
     Raises:
         ConfigError: nobody answers in time, or the answer is of another protocol version.
     """
-    path = endpoint.removeprefix("ipc://")
+    path = check_endpoint(endpoint).removeprefix("ipc://")
     if path != endpoint and not os.path.exists(path):  # noqa: PTH110 (a socket name, not a file)
         raise ConfigError(f"no daemon serves {endpoint}: start one with kvworker serve")
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:

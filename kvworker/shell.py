@@ -21,7 +21,7 @@ import zmq
 
 from kvcommon import __version__
 from kvcommon.config import DaemonConfig
-from kvcommon.endpoints import EndpointLock, daemon_endpoint, run_dir
+from kvcommon.endpoints import EndpointLock, check_endpoint, daemon_endpoint, run_dir
 from kvcommon.ids import new_epoch
 from kvcommon.messages import PROTOCOL_VERSION, Status
 from kvworker.assembly import Machinery, assemble, opening_store
@@ -98,7 +98,11 @@ class Daemon:
         """
         config = self.config
         directory = run_dir(config.run_dir)
-        self.endpoint = config.endpoint or daemon_endpoint(directory, config.device)
+        self.endpoint = (
+            check_endpoint(config.endpoint)
+            if config.endpoint
+            else daemon_endpoint(directory, config.device)
+        )
         if self.endpoint.startswith(_IPC):
             path = Path(self.endpoint[len(_IPC) :])
             lock = EndpointLock()

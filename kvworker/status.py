@@ -15,8 +15,11 @@ def describe(
     """Describe a daemon to a person. Called by its serving thread."""
     core = machinery.core.status()
     writer = machinery.writer
+    # The core hears of a store that is not open yet only when something asks for it.
+    state = core.store_state if machinery.store.is_open else StoreState.DOWN
     metrics = {
         **core.metrics,
+        "kvferry_store_up": float(state is StoreState.UP),
         **{f"kvferry_store_{name}": value for name, value in machinery.store.metrics().items()},
         **{name: float(count) for name, count in talk.counts.items()},
         "kvferry_worker_conversations": float(len(talk.peers)),
@@ -27,7 +30,7 @@ def describe(
         pid=os.getpid(),
         device=config.device,
         store=machinery.store.name,
-        store_state=core.store_state if machinery.store.is_open else StoreState.DOWN,
+        store_state=state,
         version=__version__,
         uptime_s=uptime_ns / 1e9,
         endpoint=endpoint,

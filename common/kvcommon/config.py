@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from kvcommon.endpoints import check_endpoint
 from kvcommon.errors import ConfigError
 from kvcommon.eventlog import LogOptions
 from kvcommon.sizes import parse_size
@@ -183,6 +184,13 @@ def connector_config(raw: Mapping[str, object]) -> ConnectorConfig:
         parse_size(config.memory_limit)
     except ConfigError as error:
         raise ConfigError(f"kv_connector_extra_config: memory_limit: {error}") from None
+    try:
+        for endpoint in [config.daemons] if isinstance(config.daemons, str) else config.daemons:
+            if endpoint != "auto" or isinstance(config.daemons, list):
+                check_endpoint(endpoint)
+    except ConfigError as error:
+        where = "kv_connector_extra_config: daemons"
+        raise ConfigError(f'{where}: {error}, or use "auto"') from None
     return config
 
 

@@ -20,6 +20,7 @@ from kvcommon.errors import ConfigError
 MAX_SOCKET_PATH_BYTES = 107
 
 _DEVICE = re.compile(r"([a-z][a-z0-9_]*):([0-9]+)", re.ASCII)
+_TCP = re.compile(r"tcp://\S+:([0-9]+|\*)", re.ASCII)
 
 
 def run_dir(configured: str = "", environ: Mapping[str, str] = os.environ) -> Path:
@@ -95,13 +96,38 @@ def daemon_endpoint(directory: Path, device: str) -> str:
         ConfigError: not a device, or the path is too long for a Unix socket.
     """
     path = directory / f"{device_slug(device)}.sock"
+    _check_length(path, "set KVFERRY_RUN_DIR (or run_dir) to a shorter path")
+    return f"ipc://{path}"
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Return an endpoint that a person wrote, if a daemon can be there.
+
+    A relative path would mean another socket in every working directory, and an abstract one
+    (``ipc://@name``) lies in no directory that keeps strangers off.
+
+    Raises:
+        ConfigError: anything but ``ipc://`` with an absolute path or ``tcp://`` with a port.
+    """
+    if endpoint.startswith("ipc:///"):
+        _check_length(Path(endpoint[len("ipc://") :]), "choose a shorter path")
+        return endpoint
+    if _TCP.fullmatch(endpoint):
+        return endpoint
+    hint = f"; did you mean ipc://{endpoint}?" if endpoint.startswith("/") else ""
+    raise ConfigError(
+        f"{endpoint!r} is not an endpoint: write ipc:// and an absolute path, as in "
+        f"ipc:///run/kvferry/cpu-0.sock{hint}"
+    )
+
+
+def _check_length(path: Path, remedy: str) -> None:
     size = len(os.fsencode(path))
     if size > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
             f"the socket path {path} has {size} bytes, more than the {MAX_SOCKET_PATH_BYTES} that "
-            "Linux allows: set KVFERRY_RUN_DIR (or run_dir) to a shorter path"
+            f"Linux allows: {remedy}"
         )
-    return f"ipc://{path}"
 
 
 class EndpointLock:

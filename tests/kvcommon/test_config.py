@@ -71,6 +71,11 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"save_decode": 1}, "$.save_decode"),
         ({"store": "redis"}, "$.store"),
         ({"memory_limit": "many"}, "memory_limit: 'many' is not a size"),
+        ({"daemons": "atuo"}, "daemons: 'atuo' is not an endpoint"),
+        ({"daemons": ""}, "daemons: '' is not an endpoint"),
+        ({"daemons": ["auto", "auto"]}, "daemons: 'auto' is not an endpoint"),
+        ({"daemons": "/run/cpu-0.sock"}, "did you mean ipc:///run/cpu-0.sock?"),
+        ({"daemons": ["ipc:///a", "ipc://b"]}, "daemons: 'ipc://b' is not an endpoint"),
     ],
 )
 def test_a_wrong_value_names_its_path(raw: dict[str, object], path: str) -> None:

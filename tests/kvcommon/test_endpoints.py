@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from kvcommon.endpoints import EndpointLock, daemon_endpoint, device_slug, run_dir
+from kvcommon.endpoints import (
+    EndpointLock,
+    check_endpoint,
+    daemon_endpoint,
+    device_slug,
+    run_dir,
+)
 from kvcommon.errors import ConfigError
 
 
@@ -112,6 +118,24 @@ def test_longest_socket_path_binds_and_a_longer_one_is_refused(short: Path) -> N
         server.bind(path)
     with pytest.raises(ConfigError, match=r"108 bytes.*shorter path"):
         daemon_endpoint(short / ("d" * (room + 1)), "cpu:0")
+
+
+@pytest.mark.parametrize("endpoint", ["ipc:///a", "tcp://127.0.0.1:5555", "tcp://[::1]:*"])
+def test_an_endpoint_that_a_person_wrote(endpoint: str) -> None:
+    assert check_endpoint(endpoint) == endpoint
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "foo", "ipc://", "ipc://d.sock", "ipc://@d", "tcp://host", "inproc://d", "/d"]
+)
+def test_what_is_no_endpoint(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="is not an endpoint: write ipc://"):
+        check_endpoint(endpoint)
+
+
+def test_an_endpoint_that_is_too_long() -> None:
+    with pytest.raises(ConfigError, match=r"108 bytes.*choose a shorter path"):
+        check_endpoint("ipc:///" + "d" * 107)
 
 
 def test_lock_is_exclusive_and_names_its_holder(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def test_joins_core_store_and_shell() -> None:
 
     closed = describe(config, "ipc:///x", 2_500_000_000, machinery, talk)
     assert closed.store_state is StoreState.DOWN, "not open yet"
+    assert closed.metrics["kvferry_store_up"] == 0
     store.open()
     assert store.wait(10)
     shown = describe(config, "ipc:///x", 2_500_000_000, machinery, talk)
