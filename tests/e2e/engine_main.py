@@ -60,6 +60,8 @@ class Engine:
         deadline = time.monotonic() + DEADLINE_S
         while self.connector().has_pending_push_work():
             self.core.step_fn()
+            # As vLLM's own loop does: what is waited for needs the processor too.
+            time.sleep(0.001)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"still pending: {self.connector().scheduler.counters}")
         pool = self.core.scheduler.kv_cache_manager.block_pool
