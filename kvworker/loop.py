@@ -37,6 +37,7 @@ class Loop:
         watch: ProcessWatch,
         inbox: Inbox,
         heartbeat_ms: float,
+        *,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._clock_ns = clock_ns

@@ -96,7 +96,9 @@ class Daemon:
         fakes: Any = (None, self._core, self, None, self.executor)
         inbox: Any = self._inbox
         watch: Any = self._watch
-        self._loop = Loop(talk, Machinery(*fakes), watch, inbox, 1000, lambda: world.now_ns)
+        self._loop = Loop(
+            talk, Machinery(*fakes), watch, inbox, 1000, clock_ns=lambda: world.now_ns
+        )
 
     def __repr__(self) -> str:
         return f"daemon {self.pid} of rank {self.rank}"

@@ -3,12 +3,9 @@
 Right tokens come from right words in every layer of every rank.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from kvcommon.keys import fingerprint
 from kvcommon.messages import RankIdentity
@@ -27,107 +24,18 @@ from kvsched.core.events import (
     Ticked,
 )
 from kvsched.ranks import RankInfo, Ranks
-from tests.pair.model import ENGINE, NUM_LAYERS, Model, namespace
+from tests.pair.model import ENGINE, Model, namespace
 from tests.pair.network import FakeContext
-from tests.pair.store import HASHES, LENGTH, RIGHT
+from tests.pair.records import CHUNK, POOL, SIZE, Part, Pool, Request, Step
+from tests.pair.running import Running
 
 if TYPE_CHECKING:
     from tests.pair.world import World
 
-SIZE = 4
-POOL = 16
-CHUNK = 12
 _TICK_NS = 250_000_000
 
 
-@dataclasses.dataclass(eq=False)
-class Request:
-    """VLLM's request."""
-
-    name: str
-    text: str
-    num_tokens: int
-    num_new: int
-    status: str = "waiting"
-    computed: int = 0
-    blocks: list[int] = dataclasses.field(default_factory=list)
-    #: Outputs of steps planned before this changed are thrown away.
-    generation: int = 0
-    told: int = 0
-    placeholders: int = 0
-    recved: set[int] = dataclasses.field(default_factory=set)
-
-    @property
-    def hashes(self) -> tuple[bytes, ...]:
-        return HASHES[self.text][: self.num_tokens // SIZE]
-
-
-@dataclasses.dataclass
-class Part:
-    """One request of a step."""
-
-    request: Request
-    blocks: list[int]
-    start: int
-    end: int
-    samples: bool
-    generation: int
-    replace: bool
-    new_blocks: list[int]
-
-    @property
-    def targets(self) -> range:
-        """Indices of the blocks that it computes."""
-        return range(self.start // SIZE, math.ceil(self.end / SIZE))
-
-
-@dataclasses.dataclass
-class Step:
-    """A step in flight."""
-
-    number: int
-    parts: list[Part]
-    tell: TellModel | None
-    #: Layers computed; -1: not begun.
-    layer: int = -1
-    is_over: bool = False
-    invalid: set[int] = dataclasses.field(default_factory=set)
-    recved: list[tuple[int, str]] = dataclasses.field(default_factory=list)
-    frees: list[int] = dataclasses.field(default_factory=list)
-
-
-class Pool:
-    """References, the free list, and which block holds which hash."""
-
-    def __init__(self) -> None:
-        self.refs = [1] + [0] * (POOL - 1)
-        self.free = list(range(1, POOL))
-        self.cached: dict[bytes, int] = {}
-
-    def touch(self, blocks: list[int]) -> None:
-        for block in blocks:
-            if not self.refs[block]:
-                self.free.remove(block)
-            self.refs[block] += 1
-
-    def give_back(self, blocks: list[int]) -> None:
-        for block in blocks:
-            assert self.refs[block] > 0, "rule 1: a block is given back twice"
-            self.refs[block] -= 1
-            if not self.refs[block]:
-                self.free.append(block)
-
-    def take(self, count: int) -> list[int] | None:
-        if len(self.free) < count:
-            return None
-        taken, self.free = self.free[:count], self.free[count:]
-        for block in taken:
-            self.refs[block] = 1
-        self.cached = {h: b for h, b in self.cached.items() if b not in taken}
-        return taken
-
-
-class Engine:
+class Engine(Running):
     """One engine process: scheduler and model sides of all ranks."""
 
     def __init__(
@@ -418,72 +326,6 @@ class Engine:
         assert self._answer is not None
         return self._answer
 
-    # A step runs.
-
-    def ready_to_run(self) -> Step | None:
-        return next((step for step in self.steps if not step.is_over), None)
-
-    def run(self, *, wait: bool) -> bool:
-        """Go on with the oldest step by one layer; without ``wait`` loads that lag are given up.
-
-        False: it waits for a load.
-        """
-        step = self.ready_to_run()
-        assert step is not None
-        if step.layer < 0:
-            step.layer = 0
-            for model in self.models:
-                model.begin(step.number, step.tell)
-        for model in self.models:
-            if not model.is_loaded(step.layer):
-                if wait and model.may_wait:
-                    return False
-                model.give_up()
-        self._compute(step)
-        for model in self.models:
-            model.layer_computed(step.layer)
-        step.layer += 1
-        if step.layer == NUM_LAYERS:
-            step.is_over = True
-            for rank, model in enumerate(self.models):
-                recved, failed = model.collect()
-                step.recved += [(rank, name) for name in sorted(recved)]
-                step.invalid |= failed
-        return True
-
-    def _compute(self, step: Step) -> None:
-        """Write one layer of a step's blocks: right only if all before them is right."""
-        layer = step.layer
-        parts = list(step.parts)
-        for part in parts:
-            # A block that was computed in part before, or loaded, may stay right.
-            self._write(part, layer, None, [i for i in part.targets if i * SIZE >= part.start])
-        changed = True
-        while changed:
-            changed = False
-            for part in list(parts):
-                if self._is_right(part, part.start, layer):
-                    self._write(part, layer, part.request.text, part.targets)
-                    parts.remove(part)
-                    changed = True
-        for part in parts:
-            self._write(part, layer, None, part.targets)
-
-    def _write(self, part: Part, layer: int, text: str | None, indices: Iterable[int]) -> None:
-        for index in indices:
-            word = RIGHT[HASHES[text][index]] if text is not None else None
-            for model in self.models:
-                model.memory.blocks[part.blocks[index]][layer] = word
-
-    def _is_right(self, part: Part, num_tokens: int, end_layer: int) -> bool:
-        return all(
-            model.memory.is_right(
-                part.blocks[index], RIGHT[HASHES[part.request.text][index]], end_layer
-            )
-            for index in range(math.ceil(num_tokens / SIZE))
-            for model in self.models
-        )
-
     # Its output comes back.
 
     def finish_step(self) -> None:
@@ -512,39 +354,9 @@ class Engine:
             if last is not None and last.status == "running":
                 self.finish(last)
 
-    def _sample(self, part: Part) -> Request | None:
-        """Take a token; the request if that was its last."""
-        request = part.request
-        if not part.samples or part.generation != request.generation:
-            return None
-        assert self._is_right(part, part.end, NUM_LAYERS), f"a wrong token of {request.name}"
-        request.placeholders -= 1
-        request.num_tokens += 1
-        request.num_new -= 1
-        is_last = request.num_new <= 0 or request.num_tokens >= LENGTH * SIZE
-        return request if is_last else None
-
-    def _roll_back(self, invalid: set[int]) -> None:
-        """Policy ``recompute``: from the first bad block on, whoever has it."""
-        tables = [part.blocks for step in self.steps for part in step.parts]
-        for table in [*tables, *(request.blocks for request in self.requests.values())]:
-            first = next((i for i, block in enumerate(table) if block in invalid), len(table))
-            doubted = {*invalid, *table[first:]}
-            self.pool.cached = {h: b for h, b in self.pool.cached.items() if b not in doubted}
-        for request in self.requests.values():
-            bad = [index for index, block in enumerate(request.blocks) if block in invalid]
-            if bad:
-                request.computed = min(request.computed, bad[0] * SIZE)
-                request.generation += 1
-                request.placeholders = 0
-
     def close(self) -> None:
         """The process is killed."""
         self.world.dead.add(self.pid)
         self.ranks.close()
         for model in self.models:
             model.close()
-
-
-def replaced(config: CoreConfig, **fields: Any) -> CoreConfig:
-    return msgspec.structs.replace(config, **fields)

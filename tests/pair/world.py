@@ -20,8 +20,9 @@ from kvworker.outcome import Outcome
 from tests.pair.daemon import Daemon
 from tests.pair.model import namespace
 from tests.pair.network import Network, Wire
+from tests.pair.records import POOL, SIZE
 from tests.pair.store import RIGHT, Memory, Store
-from tests.pair.vllm import POOL, SIZE, Engine
+from tests.pair.vllm import Engine
 
 MS = 1_000_000
 #: Turns after which a world that is left alone must be at rest.
