@@ -4,9 +4,11 @@ One object per role: the SCHEDULER one drives ``SchedulerShell``, the WORKER one
 Every method is a line or two; see those two modules for what happens.
 """
 
-# ruff: noqa: ARG002, ARG003 (the parameters are those of vLLM's interface)
+# ruff: noqa: ARG002 (the parameters are those of vLLM's interface)
 
-from collections.abc import Iterable
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvcommon.config import connector_config
+from kvcommon.errors import ConfigError, HandleError
 from kvcommon.ids import EngineId
 from kvcommon.memory.allocator import PlainAllocation
 from kvsched import compat
@@ -39,8 +42,20 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+logger = logging.getLogger("vllm.kvferry.connector")
+
 #: The one KV cache group that is served (``compat.served_group``).
 _GROUP = 0
+
+
+@contextlib.contextmanager
+def _said_in_one_line() -> Iterator[None]:
+    """Say why an engine cannot start where vLLM buries it in the tracebacks of three processes."""
+    try:
+        yield
+    except (ConfigError, HandleError) as error:
+        logger.error("kvferry: vLLM cannot start like this: %s", error)  # noqa: TRY400
+        raise
 
 
 class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
@@ -58,9 +73,11 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
             ConfigError: an option or the model is not what kvferry serves; says what to change.
         """
         super().__init__(vllm_config, role, kv_cache_config)
-        compat.check_supported(vllm_config)
-        self._config = connector_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
-        self._group = compat.served_group(kv_cache_config)
+        with _said_in_one_line():
+            extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
+            self._config = connector_config(extra_config)
+            compat.check_supported(vllm_config)
+            self._group = compat.served_group(kv_cache_config)
         self._vllm = vllm_config
         self._engine = EngineId(vllm_config.kv_transfer_config.engine_id)
         self._shell: SchedulerShell | None = None
@@ -73,7 +90,8 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
             self._allocation = PlainAllocation()
         if role is KVConnectorRole.SCHEDULER:
             core = core_config(self._config, vllm_config, self._group)
-            self._shell = SchedulerShell(self._config, self._engine, core)
+            with _said_in_one_line():
+                self._shell = SchedulerShell(self._config, self._engine, core)
 
     @property
     def scheduler(self) -> SchedulerShell:
@@ -86,9 +104,10 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Export the KV cache and begin to attach; a daemon need not be there yet."""
         try:
-            self._model, self._handshake = build_model_side(
-                self._config, self._vllm, self._engine, self._group, kv_caches
-            )
+            with _said_in_one_line():
+                self._model, self._handshake = build_model_side(
+                    self._config, self._vllm, self._engine, self._group, kv_caches
+                )
         finally:
             if self._allocation is not None:
                 self._allocation.close()
@@ -251,7 +270,11 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Layer hooks do not run inside a full graph."""
+        """Layer hooks do not run inside a full graph.
+
+        Where vLLM asks, it asks before it starts any process: a wrong option is best refused here.
+        """
+        connector_config(extra_config)
         return True
 
     def shutdown(self) -> None:

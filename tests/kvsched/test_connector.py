@@ -118,6 +118,8 @@ def test_what_vllm_asks_of_the_class() -> None:
     assert supports_hma(KVFerryConnector)
     assert supports_kw(KVFerryConnector, "kv_cache_config")
     assert KVFerryConnector.requires_piecewise_for_cudagraph({})
+    with pytest.raises(ConfigError, match="did you mean load"):
+        KVFerryConnector.requires_piecewise_for_cudagraph({"lod": "async"})
     assert KVFerryConnector.get_required_kvcache_layout(vllm_config()) is None
 
 
@@ -158,11 +160,17 @@ def sliding() -> SlidingWindowSpec:
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(
-    role: KVConnectorRole, parts: dict[str, Any], specs: tuple[Any, ...], said: str
+    role: KVConnectorRole,
+    parts: dict[str, Any],
+    specs: tuple[Any, ...],
+    said: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caches = cache_config(*(spec() for spec in specs))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as caught:
         KVFerryConnector(vllm_config(**parts), role, caches)
+    # vLLM shows the exception in the middle of its tracebacks; this is one line.
+    assert f"kvferry: vLLM cannot start like this: {caught.value}" in caplog.messages
 
 
 def test_a_log_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
