@@ -165,3 +165,18 @@ def test_forget_spares_a_successor() -> None:
     assert old is not None
     table.forget(old)
     assert len(table) == 1
+
+
+def test_a_repeated_opening_message_begins_nothing_anew() -> None:
+    table = PeerTable(DAEMON)
+    for role, opening in ((Role.MODEL, ATTACH), (Role.SCHEDULER, HELLO)):
+        side = Side(table, role)
+        envelope = decode_envelope(side.channel.stamp(opening))
+        first = table.admit(side.identity, envelope, opening, role, 0)
+        assert first.opened
+        again = table.admit(side.identity, envelope, opening, role, 0)
+        assert again.duplicate
+        assert table.get("e#0", role) is first.peer
+        # Whoever begins again has another identity.
+        side.identity += b"/2"
+        assert table.admit(side.identity, envelope, opening, role, 0).opened
