@@ -64,7 +64,6 @@ _NO_HIT: tuple[int | None, bool] = (0, False)
 _NO_PLAN: StepMetadata | None = None
 
 
-
 def _never(_link: DaemonLink, _pid: int) -> bool:
     return False
 

@@ -123,4 +123,3 @@ def test_a_watch_kills_its_process_and_no_other() -> None:
     assert watch.is_dead()
     watch.close()
     assert "not known" in ProcessWatch(0).kill()
-

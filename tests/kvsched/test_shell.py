@@ -171,7 +171,7 @@ def test_the_first_request_after_a_restart_that_nobody_saw_is_looked_up(
     # Both have happened before the engine, which is idle, looks.
     until(lambda: ranks._ranks[0].link.wait(100), lambda _: None)
     time.sleep(0.2)
-    waits = []
+    waits: list[float] = []
 
     def wait(rank: int, timeout_ms: float) -> bool:
         if not waits:
