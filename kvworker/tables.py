@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from kvcommon.messages import Status, StoreState
@@ -28,10 +29,10 @@ def print_status(status: Status, console: Console | None = None) -> None:
         f"up {_duration(status.uptime_s)}"
     )
     console.print(f"store {status.store}: {state}   endpoint {status.endpoint}")
-    console.print(_table("Engines", status.engines, "no engine has attached yet"))
-    console.print(_table("Last jobs", status.recent, "no job has ended yet"))
+    _print_table(console, "Engines", status.engines, "no engine has attached yet")
+    _print_table(console, "Last jobs", status.recent, "no job has ended yet")
     numbers = [{"name": name, "value": f"{value:g}"} for name, value in status.metrics.items()]
-    console.print(_table("Metrics", sorted(numbers, key=lambda row: row["name"]), "none"))
+    _print_table(console, "Metrics", sorted(numbers, key=lambda row: row["name"]), "none")
 
 
 def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
@@ -46,17 +47,29 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None) 
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def _table(title: str, rows: Sequence[_Row] | Sequence[dict[str, str]], empty: str) -> Table | str:
-    """One table with the columns that its rows have, in order of first appearance."""
+def _print_table(
+    console: Console, title: str, rows: Sequence[_Row] | Sequence[dict[str, str]], empty: str
+) -> None:
+    """Print a table with the columns that its rows have, in order of first appearance.
+
+    Where it would have to cut words (a narrow terminal, a pipe), each row is a paragraph instead.
+    """
     if not rows:
-        return f"{title}: {empty}"
+        console.print(f"{title}: {empty}")
+        return
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(title=title, title_justify="left")
     for name in columns:
         table.add_column(name.replace("_", " "))
     for row in rows:
-        table.add_row(*(_text(row.get(name, "")) for name in columns))
-    return table
+        table.add_row(*(escape(_text(row.get(name, ""))) for name in columns))
+    if Measurement.get(console, console.options, table).maximum < console.width:
+        console.print(table)
+        return
+    console.print(title)
+    for row in rows:
+        pairs = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in row.items()]
+        console.print("  " + escape(", ".join(pairs)), highlight=False, soft_wrap=True)
 
 
 def _text(value: "str | float | bool") -> str:

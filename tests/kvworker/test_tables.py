@@ -8,9 +8,9 @@ from kvcommon.messages import Status, StoreState
 from kvworker.tables import print_status
 
 
-def shown(status: Status) -> str:
+def shown(status: Status, width: int = 140) -> str:
     text = io.StringIO()
-    print_status(status, Console(file=text, width=140))
+    print_status(status, Console(file=text, width=width))
     return text.getvalue()
 
 
@@ -40,3 +40,20 @@ def test_rows_may_have_different_columns() -> None:
     for word in ("attached", "open jobs", "yes", "e#0", "f#1", "failed", "0.25", "1e+09"):
         assert word in text
     assert text.index("kvferry_a") < text.index("kvferry_b")
+
+
+def test_nothing_is_cut_where_there_is_little_room() -> None:
+    """80 columns are a pipe's, and many a terminal's."""
+    engine = {f"column_{index}": f"value-{index}" for index in range(14)}
+    status = Status(
+        pid=7,
+        device="npu:3",
+        store="mooncake",
+        engines=(engine,),
+        metrics={"kvferry_" + 90 * "a": 1},
+    )
+    text = shown(status, width=80)
+    assert "…" not in text
+    for name, value in engine.items():
+        assert f"{name.replace('_', ' ')} {value}" in text
+    assert "kvferry_" + 90 * "a" in text
