@@ -188,6 +188,17 @@ class KVFerryConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Take the handshake: every rank's daemon and what it stores."""
         infos = [read_rank_handshake(m) for m in metadata.values() if isinstance(m, RankHandshake)]
+        wanted = compat.num_ranks(self._vllm)
+        if sorted(info.rank for info in infos) != list(range(wanted)):
+            # A hit needs the part of every rank (rule 8), and we would not know them all.
+            logger.error(
+                "kvferry: vLLM's handshake named ranks %s, and this engine has %d; it serves "
+                "without the cache. MultiConnector passes on one child's handshake only: name "
+                "KVFerryConnector first",
+                sorted(info.rank for info in infos),
+                wanted,
+            )
+            return
         self.scheduler.ranks_known(infos)
 
     def on_new_request(self, request: "Request") -> None:

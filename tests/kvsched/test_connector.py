@@ -210,6 +210,16 @@ def test_the_scheduler_role_serves_without_a_daemon(worker: KVFerryConnector) ->
     connector.shutdown()
 
 
+def test_a_handshake_that_lacks_a_rank_is_said_and_not_used(
+    worker: KVFerryConnector, caplog: pytest.LogCaptureFixture
+) -> None:
+    connector = scheduler()
+    connector.set_xfer_handshake_metadata({})
+    assert "named ranks [], and this engine has 1" in caplog.text
+    assert connector.scheduler._ranks is None
+    connector.shutdown()
+
+
 def test_the_worker_role_serves_without_a_daemon(worker: KVFerryConnector) -> None:
     context: Any = None
     tensor = torch.zeros(1)

@@ -1,7 +1,6 @@
 """The scheduler side's shell between vLLM's calls and a daemon of the test's own."""
 
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +160,12 @@ def test_all_lookups_of_a_step_share_one_wait(
     assert len(clock.waits) == 4
 
 
+def is_connected(path: str) -> bool:
+    """The kernel knows an established connection to the socket (state 03)."""
+    rows = (line.split() for line in Path("/proc/net/unix").read_text("utf-8").splitlines())
+    return any(row[-1] == path and row[5] == "03" for row in rows)
+
+
 def test_the_first_request_after_a_restart_that_nobody_saw_is_looked_up(
     world: ShellWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +175,7 @@ def test_the_first_request_after_a_restart_that_nobody_saw_is_looked_up(
     daemon.start()
     # Both have happened before the engine, which is idle, looks.
     until(lambda: ranks._ranks[0].link.wait(100), lambda _: None)
-    time.sleep(0.2)
+    until(lambda: is_connected(daemon.endpoint.removeprefix("ipc://")), lambda _: None)
     waits: list[float] = []
 
     def wait(rank: int, timeout_ms: float) -> bool:
