@@ -21,7 +21,7 @@ class Engine:
         from vllm import LLM
 
         self.llm = LLM(**config)
-        self.core = getattr(self.llm.llm_engine.engine_core, "engine_core", None)
+        self.core: Any = getattr(self.llm.llm_engine.engine_core, "engine_core", None)
 
     def connector(self) -> Any:
         return self.core.scheduler.connector

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -126,7 +127,7 @@ def test_two_engines_share_one_daemon(stack: Stack, reference: EngineProcess) ->
     ],
 )
 def test_another_identity_finds_nothing(
-    stack: Stack, options: dict[str, object], said: str
+    stack: Stack, options: dict[str, Any], said: str
 ) -> None:
     words = prompt(1600, 600)
     with stack.engine() as one:

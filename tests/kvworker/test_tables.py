@@ -44,7 +44,9 @@ def test_rows_may_have_different_columns() -> None:
 
 def test_nothing_is_cut_where_there_is_little_room() -> None:
     """80 columns are a pipe's, and many a terminal's."""
-    engine = {f"column_{index}": f"value-{index}" for index in range(14)}
+    engine: dict[str, str | int | float | bool] = {
+        f"column_{index}": f"value-{index}" for index in range(14)
+    }
     status = Status(
         pid=7,
         device="npu:3",
