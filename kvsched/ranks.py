@@ -193,7 +193,7 @@ class Ranks:
             unanswered = rank.connected and not (rank.welcomed or rank.reopen_at)
             if unanswered and now_ns - rank.opened_at > _UNANSWERED_NS:
                 rank.reopen_at = now_ns
-            if rank.reopen_at and now_ns >= rank.reopen_at:
+            if rank.reopen_at and self._now_ns() >= rank.reopen_at:
                 self._reopen(rank, now_ns)
             elif now_ns - rank.sent_at > self._heartbeat_ns and rank.welcomed and not rank.suspect:
                 self.send(rank.info.rank, Heartbeat(), "")

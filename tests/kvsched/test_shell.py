@@ -18,7 +18,6 @@ from kvcommon.messages import (
     StepVerdict,
 )
 from kvsched.core.events import RequestAdded
-from kvsched.link import DaemonLink
 from kvsched.metadata import StepMetadata, read_step_metadata
 from tests.support.fakedaemon import FakeDaemon, until
 from tests.support.shellworld import BLOCK, ShellWorld, nothing, request, scheduled
@@ -160,30 +159,27 @@ def test_all_lookups_of_a_step_share_one_wait(
     assert len(clock.waits) == 4
 
 
-def is_connected(path: str) -> bool:
-    """The kernel knows an established connection to the socket (state 03)."""
-    rows = (line.split() for line in Path("/proc/net/unix").read_text("utf-8").splitlines())
-    return any(row[-1] == path and row[5] == "03" for row in rows)
-
-
 def test_the_first_request_after_a_restart_that_nobody_saw_is_looked_up(
     world: ShellWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, ranks = world.daemon, world.shell._ranks
     assert ranks is not None
+    (rank,) = ranks._ranks
+    rank.watch._gone = True
+    # Long ago, as a conversation's beginning goes.
+    rank.opened_at = 0
     daemon.stop()
     daemon.start()
-    # Both have happened before the engine, which is idle, looks.
-    until(lambda: ranks._ranks[0].link.wait(100), lambda _: None)
-    until(lambda: is_connected(daemon.endpoint.removeprefix("ipc://")), lambda _: None)
+    # The engine, which is idle, looks only after the connection has ended.
+    until(lambda: rank.link.wait(0), rank.link.wait)
     waits: list[float] = []
 
-    def wait(rank: int, timeout_ms: float) -> bool:
+    def wait(_: int, timeout_ms: float) -> bool:
         if not waits:
             daemon.hear(Hello)
             daemon.welcome()
         waits.append(timeout_ms)
-        return DaemonLink.wait(ranks._ranks[rank].link, timeout_ms)
+        return rank.link.wait(timeout_ms)
 
     monkeypatch.setattr(ranks, "wait", wait)
     world.shell.request_added(request("r"))
