@@ -134,8 +134,10 @@ class Stack:
         """All jobs that scheduler sides of this stack have published to rank 0, in order."""
         saves: list[SaveJob] = []
         loads: list[LoadJob] = []
-        for path in sorted(self.logs.glob("kvsched-*.kvlog")):
-            for record in read_log(path):
+        # By time: engines have random names.
+        logs = [read_log(path) for path in self.logs.glob("kvsched-*.kvlog")]
+        for log in sorted(logs, key=lambda log: log.header.mono_ns):
+            for record in log:
                 for command in _commands.decode(record.commands):
                     if not isinstance(command, SendToDaemon) or command.rank != 0:
                         continue
