@@ -12,6 +12,7 @@ from kvworker.core.commands import WorkerCommand, WriteLayers
 from localmaster import LocalMaster
 from tests.e2e.engines import EngineProcess, differs
 from tests.e2e.stack import Stack, assert_same, block_digests, cold, mooncake_file, prompt
+from tinymodel import ModelSpec, make_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -126,9 +127,7 @@ def test_two_engines_share_one_daemon(stack: Stack, reference: EngineProcess) ->
         pytest.param({"dtype": "bfloat16"}, r"dtype", id="another dtype"),
     ],
 )
-def test_another_identity_finds_nothing(
-    stack: Stack, options: dict[str, Any], said: str
-) -> None:
+def test_another_identity_finds_nothing(stack: Stack, options: dict[str, Any], said: str) -> None:
     words = prompt(1600, 600)
     with stack.engine() as one:
         one.call("wait_attached")
@@ -141,6 +140,22 @@ def test_another_identity_finds_nothing(
         assert two.call("counters")["hit_tokens"] == 0
         log = two.log.read_text("utf-8", errors="replace")
     assert re.search(rf"cannot be used by this engine: .*{said}", log), log[-3000:]
+
+
+def test_another_model_finds_nothing(stack: Stack, tmp_path: Path) -> None:
+    words = prompt(1650, 600)
+    with stack.engine() as one:
+        one.call("wait_attached")
+        one.generate([words])
+        one.settle()
+    other = make_model(tmp_path / "other", ModelSpec(seed=1))
+    with stack.engine(model=other) as two:
+        two.call("wait_attached")
+        two.generate([words])
+        two.settle()
+        assert two.call("counters")["hit_tokens"] == 0
+        log = two.log.read_text("utf-8", errors="replace")
+    assert re.search(r"cannot be used by this engine: .*model", log), log[-3000:]
 
 
 def test_the_engine_core_in_a_process_of_its_own(stack: Stack, reference: EngineProcess) -> None:
