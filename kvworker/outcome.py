@@ -9,7 +9,7 @@ class Outcome(str, enum.Enum):
     OK = "ok"
     #: put: stored already, or somebody else is storing it. Not a promise that it can be read now.
     EXISTS = "exists"
-    #: get: no such object (never stored, evicted, its owner gone).
+    #: get: no such object (never stored, evicted, its owner gone), or one of the wrong size.
     MISS = "miss"
     #: put: no room now.
     FULL = "full"
@@ -17,7 +17,7 @@ class Outcome(str, enum.Enum):
     EXPIRED = "expired"
     #: The store cannot be reached.
     DOWN = "down"
-    #: The transfer of this key failed, or the object has the wrong size.
+    #: The transfer of this key failed.
     FAILED = "failed"
     #: Given up because of ``Cancel``, or because the engine's memory is gone.
     CANCELLED = "cancelled"

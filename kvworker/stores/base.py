@@ -144,8 +144,13 @@ class Store(ABC):
         return answer
 
     @abstractmethod
-    def get_start(self, keys: Sequence[str]) -> list[Outcome]:
-        """Open for reading (one call) and hold the lease. Each OK is one reference."""
+    def get_start(self, keys: Sequence[str], sizes: Sequence[int] | None = None) -> list[Outcome]:
+        """Open for reading and hold the lease. Each OK is one reference.
+
+        ``sizes`` says how large each object must be. One of another size is of no use to anybody,
+        and it is in the way of a good one: it is a MISS here, then for ``find`` too, and is removed
+        as soon as that is safe. Without sizes none is checked.
+        """
 
     @abstractmethod
     def local(self, key: str) -> LocalObject | None:

@@ -179,14 +179,19 @@ class MemoryStore(Store):
                 answer.append(Outcome.FAILED if opened is None else Outcome.OK)
             return self._count("put_revoke", answer)
 
-    def get_start(self, keys: Sequence[str]) -> list[Outcome]:
-        """Add one reader per key that is stored."""
+    def get_start(self, keys: Sequence[str], sizes: Sequence[int] | None = None) -> list[Outcome]:
+        """Add one reader per key that is stored. One of the wrong size goes at once, if unread."""
         with self._lock:
             if self._closed:
                 return [Outcome.DOWN] * len(keys)
             answer = []
-            for key in keys:
+            for i, key in enumerate(keys):
                 found = self._objects.get(key)
+                if found is not None and sizes is not None and found.size != sizes[i]:
+                    self._counts["objects_of_wrong_size"] += 1
+                    if not found.readers:
+                        self._drop(self._objects.pop(key))
+                    found = None
                 if found is not None:
                     found.readers += 1
                     self._objects.move_to_end(key)

@@ -12,25 +12,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from kvcommon.config import MooncakeConfig
 from kvcommon.messages import StoreState
 from kvworker.outcome import Outcome
 from kvworker.stores import mooncake_codes as codes
-from kvworker.stores.base import LocalObject, RangeIO, Store, covers, fits
+from kvworker.stores.base import LocalObject, RangeIO, Store, fits
 from kvworker.stores.mooncake_ascend import make_engine
-from kvworker.stores.mooncake_client import SENTINEL, MooncakeClient, parts
+from kvworker.stores.mooncake_client import SENTINEL, MooncakeClient
 from kvworker.stores.mooncake_connect import connect, load_library, local_copies, placement
-from kvworker.stores.mooncake_segment import OwnSegment, Warmer, learn_segment
+from kvworker.stores.mooncake_puts import MAX_BYTES, PutSessions
+from kvworker.stores.mooncake_segment import OwnSegment, Warmer, learn_segment, object_size
 from kvworker.stores.mooncake_sessions import GetSessions
+from kvworker.stores.mooncake_unusable import Unusable
 
 _logger = logging.getLogger("kvferry.worker")
 
-#: The library counts the bytes of one answer in 32 bits.
-_MAX_BYTES = 2**31 - 1
-#: A full store evicts in the background; a second try after this time often finds room.
-_FULL_RETRY_S = 0.025
 #: ``preferred_segment`` that means "wherever the master likes".
 _ANYWHERE = "any"
 
@@ -67,12 +64,11 @@ class MooncakeStore(Store):
         self._lock = threading.Lock()
         self._client = MooncakeClient()
         self._sessions = GetSessions(config.store_lease_ms * 1_000_000)
-        #: Objects open for writing: size, and bytes written so far.
-        self._puts: dict[str, list[int]] = {}
-        self._placement: Any = None
+        self._unusable = Unusable(config.store_lease_ms * 1_000_000)
         self._segment: OwnSegment | None = None
         self._warmer: Warmer | None = None
         self._stop = threading.Event()
+        self._puts = PutSessions(lambda: self._client, self._stop)
         self._keeper = threading.Thread(target=self._keep, name="mooncake-lease", daemon=True)
 
     # -- connecting ---------------------------------------------------------------------------
@@ -91,7 +87,7 @@ class MooncakeStore(Store):
         wanted = self._config.preferred_segment
         own = self._config.global_segment_size > 0
         prefer = wanted or (client.hostname() if own else "")
-        self._placement = placement(
+        self._puts.placement = placement(
             library,
             "" if prefer == _ANYWHERE else prefer,
             same_node=self._config.prefer_alloc_in_same_node,
@@ -119,12 +115,12 @@ class MooncakeStore(Store):
         if self._warmer is not None:
             self._warmer.stop()
         with self._lock:
-            puts, gets = list(self._puts), self._sessions.keys()
-        if not self._client.close(puts, gets):
+            gets = self._sessions.keys()
+        if not self._client.close(self._puts.keys(), gets):
             _logger.warning("the Mooncake master does not answer; left without saying goodbye")
         self._keeper.join()
+        self._puts.clear()
         with self._lock:
-            self._puts.clear()
             self._sessions.release(self._sessions.keys())
 
     def register(self, address: int, size: int, location: str = "cpu") -> bool:
@@ -143,10 +139,14 @@ class MooncakeStore(Store):
     # -- asking -------------------------------------------------------------------------------
 
     def find(self, keys: Sequence[str]) -> list[Outcome]:
-        """One master call; the answer takes a lease."""
-        return self._client.note(
-            "find", [codes.found(code) for code in self._client.codes("batch_is_exist", keys)]
-        )
+        """One master call; the answer takes a lease. What is unusable is a MISS and not leased."""
+        with self._lock:
+            ask = [i for i, key in enumerate(keys) if key not in self._unusable]
+        answer = [Outcome.MISS] * len(keys)
+        result = self._client.codes("batch_is_exist", [keys[i] for i in ask])
+        for i, code in zip(ask, result, strict=True):
+            answer[i] = codes.found(code)
+        return self._client.note("find", answer)
 
     def is_local(self, keys: Sequence[str]) -> bool:
         """One master call, if we have a segment at all."""
@@ -171,8 +171,9 @@ class MooncakeStore(Store):
         """Counters of calls, keys, bytes and outcomes, and what is open now."""
         with self._lock:
             values = self._client.counters()
-            values["open_puts"] = len(self._puts)
             values["open_gets"] = len(self._sessions.keys())
+            values["objects_unusable"] = len(self._unusable)
+        values["open_puts"] = len(self._puts.keys())
         values["own_segment"] = float(self._segment is not None)
         return values
 
@@ -180,130 +181,42 @@ class MooncakeStore(Store):
 
     def put_start(self, keys: Sequence[str], sizes: Sequence[int]) -> list[Outcome]:
         """One master call; a second one, a moment later, for objects that found no room."""
-        answer = self._unless_closed(Outcome.FAILED, len(keys))
-        ask: list[int] = []
-        with self._lock:
-            for i, (key, size) in enumerate(zip(keys, sizes, strict=False)):
-                if key in self._puts:
-                    answer[i] = Outcome.EXISTS
-                elif key and 0 < size <= _MAX_BYTES:
-                    self._puts[key] = [size, 0]
-                    ask.append(i)
-        self._start(keys, sizes, ask, answer)
-        full = [i for i in ask if answer[i] is Outcome.FULL]
-        if full and not self._stop.wait(_FULL_RETRY_S):
-            self._start(keys, sizes, full, answer)
-        with self._lock:
-            for i in ask:
-                if answer[i] is not Outcome.OK:
-                    del self._puts[keys[i]]
-        return self._client.note("put_start", answer)
-
-    def _start(
-        self, keys: Sequence[str], sizes: Sequence[int], ask: list[int], answer: list[Outcome]
-    ) -> None:
-        wanted = [keys[i] for i in ask]
-        result = self._client.codes(
-            "batch_put_session_start", wanted, [sizes[i] for i in ask], self._placement
-        )
-        leftover = []
-        for i, code in zip(ask, result, strict=True):
-            answer[i] = codes.done(code)
-            if code == codes.INVALID_PARAMS:  # we say it is not open, the library says it is
-                answer[i] = Outcome.EXISTS
-                leftover.append(keys[i])
-        self._client.codes("batch_put_session_revoke", leftover)
+        return self._puts.put_start(keys, sizes)
 
     def put_ranges(self, ranges: Sequence[RangeIO]) -> list[Outcome]:
         """One transfer; the master is not asked."""
-        with self._lock:
-            sizes = [self._puts.get(piece.key, (0, 0))[0] for piece in ranges]
-        good = [i for i, piece in enumerate(ranges) if fits(piece, sizes[i])]
-        answer = self._unless_closed(Outcome.FAILED, len(ranges))
-        result = self._client.transfer(
-            "batch_put_from_multi_buffer_ranges", [ranges[i] for i in good]
-        )
-        with self._lock:
-            for i, code in zip(good, result, strict=True):
-                answer[i] = codes.moved(code, sum(ranges[i].sizes))
-                opened = self._puts.get(ranges[i].key)
-                if answer[i] is Outcome.OK and opened is not None:
-                    opened[1] += code
-                    self._client.count("bytes_written", code)
-        return self._client.note("put_ranges", answer)
+        return self._puts.put_ranges(ranges)
 
     def put_end(self, keys: Sequence[str]) -> list[Outcome]:
         """One master call. An object that misses bytes is discarded instead: FAILED."""
-        answer = self._unless_closed(Outcome.FAILED, len(keys))
+        answer = self._puts.put_end(keys)
         with self._lock:
-            opened = {key: self._puts.get(key) for key in keys}
-        whole = [i for i, key in enumerate(keys) if _is_whole(opened[key])]
-        result = self._client.codes("batch_put_session_end", [keys[i] for i in whole])
-        for i, code in zip(whole, result, strict=True):
-            answer[i] = codes.done(code)
-        # The library keeps a session that it could not end; asking a dead master takes seconds.
-        bad = [key for i, key in enumerate(keys) if answer[i] is Outcome.FAILED and opened[key]]
-        self._client.codes("batch_put_session_revoke", bad)
-        self._forget(keys)
-        return self._client.note("put_end", answer)
+            for key, outcome in zip(keys, answer, strict=True):
+                if outcome is Outcome.OK:
+                    self._unusable.discard(key)
+        return answer
 
     def put_revoke(self, keys: Sequence[str]) -> list[Outcome]:
         """One master call."""
-        with self._lock:
-            opened = [i for i, key in enumerate(keys) if key in self._puts]
-        answer = self._unless_closed(Outcome.FAILED, len(keys))
-        result = self._client.codes("batch_put_session_revoke", [keys[i] for i in opened])
-        for i, code in zip(opened, result, strict=True):
-            answer[i] = codes.done(code)
-        self._forget(keys)
-        return self._client.note("put_revoke", answer)
-
-    def _forget(self, keys: Sequence[str]) -> None:
-        """Only after the call: until then nobody may start these keys again."""
-        with self._lock:
-            for key in keys:
-                self._puts.pop(key, None)
+        return self._puts.put_revoke(keys)
 
     def put_objects(self, ranges: Sequence[RangeIO]) -> list[Outcome]:
         """Two master calls in one, and a plain copy where the object lands in our own segment."""
-        answer = self._unless_closed(Outcome.FAILED, len(ranges))
-        good: list[int] = []
-        with self._lock:
-            for i, piece in enumerate(ranges):
-                if piece.key in self._puts:
-                    answer[i] = Outcome.EXISTS
-                elif piece.key and covers(piece) and sum(piece.sizes) <= _MAX_BYTES:
-                    self._puts[piece.key] = [0, 0]
-                    good.append(i)
-        for part in parts(ranges, good):
-            self._put_whole(ranges, part, answer)
-        full = [i for i in good if answer[i] is Outcome.FULL]
-        if full and not self._stop.wait(_FULL_RETRY_S):
-            for part in parts(ranges, full):
-                self._put_whole(ranges, part, answer)
-        self._forget([ranges[i].key for i in good])
-        return self._client.note("put_objects", answer)
-
-    def _put_whole(self, ranges: Sequence[RangeIO], part: list[int], answer: list[Outcome]) -> None:
-        result = self._client.codes(
-            "batch_put_from_multi_buffers",
-            [ranges[i].key for i in part],
-            [list(ranges[i].addresses) for i in part],
-            [list(ranges[i].sizes) for i in part],
-            self._placement,
-        )
-        for i, code in zip(part, result, strict=True):
-            answer[i] = codes.done(code)
-            if code == 0:
-                self._client.count("bytes_written", sum(ranges[i].sizes))
+        return self._puts.put_objects(ranges)
 
     # -- loading ------------------------------------------------------------------------------
 
-    def get_start(self, keys: Sequence[str]) -> list[Outcome]:
-        """One master call for the keys that nobody has open with half of their lease left."""
+    def get_start(self, keys: Sequence[str], sizes: Sequence[int] | None = None) -> list[Outcome]:
+        """One master call for the keys that nobody has open with half of their lease left.
+
+        With sizes another one, which ``local`` then need not make.
+        """
         with self._lock:
             ask = self._sessions.acquire(keys, self._now_ns())
         failed = self._reopen(ask)
+        if sizes is not None:
+            self._look()
+            failed.update(self._wrong(keys, sizes))
         answer = [failed.get(key, Outcome.OK) for key in keys]
         self.get_end(
             [key for key, outcome in zip(keys, answer, strict=True) if outcome is not Outcome.OK]
@@ -315,14 +228,44 @@ class MooncakeStore(Store):
         if self._segment is None:
             return None
         with self._lock:
-            unlooked = self._sessions.unlooked()
-        if key in unlooked:
-            places = self._client.call("batch_get_replica_desc", unlooked) or {}
-            with self._lock:
-                for each in unlooked:
-                    self._sessions.place(each, self._segment.locate(places.get(each)))
+            looked = key not in self._sessions.unlooked()
+        if not looked:
+            self._look()
         with self._lock:
             return self._sessions.local(key, self._now_ns())
+
+    def _look(self) -> None:
+        """Learn where the objects of sessions that were opened lie, and how large they are."""
+        with self._lock:
+            unlooked = self._sessions.unlooked()
+        if not unlooked:
+            return
+        places = self._client.call("batch_get_replica_desc", unlooked) or {}
+        with self._lock:
+            for key in unlooked:
+                replicas = places.get(key)
+                local = self._segment.locate(replicas) if self._segment is not None else None
+                self._sessions.place(key, local, object_size(replicas))
+
+    def _wrong(self, keys: Sequence[str], sizes: Sequence[int]) -> dict[str, Outcome]:
+        """Those of these open objects that have another size. They are unusable from now on."""
+        with self._lock:
+            found = [self._sessions.size(key) for key in keys]
+            wrong = {
+                key: (size, is_size)
+                for key, size, is_size in zip(keys, sizes, found, strict=True)
+                if is_size not in {0, size}
+            }
+            for key in wrong:
+                self._unusable.add(key, self._now_ns())
+        for key, (size, is_size) in wrong.items():
+            self._client.count("objects_of_wrong_size")
+            self._client.complain(
+                "size",
+                f"the stored object {key} has {is_size} bytes instead of {size}: it counts as "
+                "not stored, and is removed once nobody holds its lease",
+            )
+        return dict.fromkeys(wrong, Outcome.MISS)
 
     def get_ranges(self, ranges: Sequence[RangeIO]) -> list[Outcome]:
         """One transfer; a session that ran out is opened again first, or once after failing."""
@@ -331,11 +274,11 @@ class MooncakeStore(Store):
             good = [
                 i
                 for i, piece in enumerate(ranges)
-                if fits(piece, _MAX_BYTES) and self._sessions.is_held(piece.key)
+                if fits(piece, MAX_BYTES) and self._sessions.is_held(piece.key)
             ]
             stale = self._sessions.stale([ranges[i].key for i in good], now)
         failed = self._reopen(stale)
-        answer = self._unless_closed(Outcome.FAILED, len(ranges))
+        answer = self._unless_closed(len(ranges))
         lapsed = self._read(ranges, [i for i in good if ranges[i].key not in failed], answer)
         if lapsed:
             failed.update(self._reopen(list({ranges[i].key: None for i in lapsed})))
@@ -367,8 +310,8 @@ class MooncakeStore(Store):
             if ended:
                 self._client.call("batch_get_session_end", ended)
 
-    def _unless_closed(self, outcome: Outcome, count: int) -> list[Outcome]:
-        return [Outcome.DOWN if self._client.closed else outcome] * count
+    def _unless_closed(self, count: int) -> list[Outcome]:
+        return [Outcome.DOWN if self._client.closed else Outcome.FAILED] * count
 
     def _reopen(self, keys: Sequence[str]) -> dict[str, Outcome]:
         """Open sessions; return what failed. That the master is down ends no lease early."""
@@ -389,12 +332,23 @@ class MooncakeStore(Store):
         return failed
 
     def _keep(self) -> None:
-        """Renew open sessions, so that what ``local`` gave out stays valid."""
+        """Renew open sessions, so that what ``local`` gave out stays valid; remove rubbish."""
         while not self._stop.wait(self._config.store_lease_ms / 4000):
             with self._lock:
                 stale = self._sessions.stale(self._sessions.keys(), self._now_ns())
+                doomed = self._unusable.due(self._now_ns())
             self._reopen(stale)
+            for key in doomed:
+                if not self._remove(key):
+                    break
 
-
-def _is_whole(opened: list[int] | None) -> bool:
-    return opened is not None and opened[1] >= opened[0]
+    def _remove(self, key: str) -> bool:
+        """Try to remove an unusable object that nobody uses. False: the master is away."""
+        code = self._client.call("remove", key, False)
+        if code is None or codes.done(code) is Outcome.DOWN:
+            return False
+        if codes.done(code) in {Outcome.OK, Outcome.MISS}:
+            self._client.count("unusable_removed")
+            with self._lock:
+                self._unusable.discard(key)
+        return True

@@ -56,6 +56,14 @@ class OwnSegment:
         return None
 
 
+def object_size(replicas: Any) -> int:  # noqa: ANN401 - the library's objects
+    """How large an object is, given its replica descriptors; 0 if none in memory tells."""
+    for replica in replicas or ():
+        if replica.is_memory_replica():
+            return int(replica.get_memory_descriptor().buffer_descriptor.size)
+    return 0
+
+
 def learn_segment(client: MooncakeClient, config: Any) -> OwnSegment | None:  # noqa: ANN401
     """Find our own segment by means of a probe object.
 

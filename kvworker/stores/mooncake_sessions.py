@@ -18,7 +18,7 @@ from kvworker.stores.base import LocalObject
 class _Session:
     """One key's session."""
 
-    __slots__ = ("lease_end_ns", "local", "looked", "references")
+    __slots__ = ("lease_end_ns", "local", "looked", "references", "size")
 
     def __init__(self) -> None:
         self.references = 0
@@ -26,6 +26,8 @@ class _Session:
         self.lease_end_ns = 0
         #: Where the object lies, once ``looked`` is true.
         self.local: LocalObject | None = None
+        #: Of the object; 0: not known.
+        self.size = 0
         self.looked = False
 
 
@@ -109,12 +111,21 @@ class GetSessions:
             if session.lease_end_ns and not session.looked
         ]
 
-    def place(self, key: str, local: LocalObject | None) -> None:
-        """Remember where the object of this session lies (None: in another process)."""
+    def place(self, key: str, local: LocalObject | None, size: int = 0) -> None:
+        """Remember where the object of this session lies (None: in another process), and its size.
+
+        A size of 0 means that it could not be learnt.
+        """
         session = self._sessions.get(key)
         if session is not None and session.lease_end_ns:
             session.local = local
+            session.size = size
             session.looked = True
+
+    def size(self, key: str) -> int:
+        """How large the object of an open session is; 0 if that is not known."""
+        session = self._sessions.get(key)
+        return session.size if session is not None and session.lease_end_ns else 0
 
     def local(self, key: str, now_ns: int) -> LocalObject | None:
         """Where the object lies in this process, if it does and the lease lasts."""

@@ -170,9 +170,9 @@ class OpeningStore(Store):
         """DOWN before the store is open."""
         return self._inner.put_objects(ranges) if self._is_open else _down(ranges)
 
-    def get_start(self, keys: Sequence[str]) -> list[Outcome]:
+    def get_start(self, keys: Sequence[str], sizes: Sequence[int] | None = None) -> list[Outcome]:
         """DOWN before the store is open."""
-        return self._inner.get_start(keys) if self._is_open else _down(keys)
+        return self._inner.get_start(keys, sizes) if self._is_open else _down(keys)
 
     def local(self, key: str) -> LocalObject | None:
         """Nothing is, before the store is open."""

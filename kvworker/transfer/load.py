@@ -36,9 +36,13 @@ class Loader:
 
     def open(self, job: Job) -> GetsOpened:
         """Perform ``OpenGets``. The caller has made sure that the engine is mapped."""
-        command = job.command
+        command, memory = job.command, job.memory
         assert isinstance(command, OpenGets)
-        outcomes = tuple(self._store.get_start(command.keys)) if command.keys else ()
+        assert memory is not None
+        outcomes: tuple[Outcome, ...] = ()
+        if command.keys:
+            sizes = [memory.pieces(command.group).object_bytes] * len(command.keys)
+            outcomes = tuple(self._store.get_start(command.keys, sizes))
         opened = [key for key, out in zip(command.keys, outcomes, strict=True) if out is Outcome.OK]
         local = bool(opened) and all(self._store.local(key) is not None for key in opened)
         return GetsOpened(now_ns=self._now_ns(), op=command.op, outcomes=outcomes, local=local)

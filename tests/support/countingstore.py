@@ -97,9 +97,9 @@ class CountingStore(Store):
         self._note("put_objects", [piece.key for piece in ranges])
         return self.inner.put_objects(ranges)
 
-    def get_start(self, keys: Sequence[str]) -> list[Outcome]:
+    def get_start(self, keys: Sequence[str], sizes: Sequence[int] | None = None) -> list[Outcome]:
         self._note("get_start", keys)
-        return self.inner.get_start(keys)
+        return self.inner.get_start(keys, sizes)
 
     def local(self, key: str) -> LocalObject | None:
         self._note("local", [key])

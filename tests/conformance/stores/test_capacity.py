@@ -72,6 +72,26 @@ def test_what_somebody_reads_is_not_evicted(store: Store, source: Arena) -> None
     store.get_end(["held"])
 
 
+def test_an_object_of_the_wrong_size_makes_way_for_a_good_one(store: Store, source: Arena) -> None:
+    target = Arena(SIZE)
+    store.register(target.address, target.size)
+    store.put_start(["cut"], [SIZE // 2])
+    store.put_ranges([source.piece("cut", 0, 0, SIZE // 2)])
+    assert store.put_end(["cut"]) == [Outcome.OK]
+    assert store.get_start(["cut"], [SIZE]) == [Outcome.MISS]
+    deadline = time.monotonic() + 60
+    while store.put_start(["cut"], [SIZE]) != [Outcome.OK]:  # Mooncake: until the lease is over
+        assert time.monotonic() < deadline, "it is still in the way"
+        time.sleep(0.02)
+    store.put_ranges([source.piece("cut")])
+    assert store.put_end(["cut"]) == [Outcome.OK]
+    assert store.find(["cut"]) == [Outcome.OK]
+    assert store.get_start(["cut"], [SIZE]) == [Outcome.OK]
+    assert store.get_ranges([target.piece("cut")]) == [Outcome.OK]
+    assert target.object() == source.object()
+    store.get_end(["cut"])
+
+
 def test_a_batch_that_lost_some_keys_reads_the_others(store: Store, source: Arena) -> None:
     keys = [f"some-{i}" for i in range(2 * LIMIT // SIZE)]
     for key in keys:

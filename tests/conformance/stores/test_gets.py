@@ -145,6 +145,23 @@ def test_marks_of_regular_expressions_mean_themselves(
     assert store.find([f"{start}{mark}z", f"{start}qz"]) == [MISS, OK]
 
 
+@pytest.mark.parametrize("size", [SIZE // 2, SIZE - 1, SIZE + 1])
+def test_an_object_of_the_wrong_size_counts_as_not_stored(
+    store: Store, source: Arena, arena: Callable[..., Arena], size: int
+) -> None:
+    wrong, fine = (f"{word}-{size}" for word in ("wrong", "fine"))
+    put(store, arena(size, seed=5), wrong)
+    put(store, source, fine)
+    assert store.find([wrong, fine]) == [OK, OK]
+    assert store.get_start([wrong, fine], [SIZE, SIZE]) == [MISS, OK]
+    assert store.local(wrong) is None
+    assert store.find([wrong, fine]) == [MISS, OK]
+    assert store.get_start([fine], [SIZE]) == [OK], "and again, while it is open"
+    assert store.get_start([fine], [SIZE - 1]) == [MISS]
+    store.get_end([fine, fine])
+    assert store.metrics()["objects_of_wrong_size"] >= 2
+
+
 def test_a_removed_object_can_be_stored_anew(
     store: Store, source: Arena, target: Arena, arena: Callable[..., Arena]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kvworker.stores import mooncake_segment
 from kvworker.stores.base import LocalObject
-from kvworker.stores.mooncake_segment import OwnSegment, Warmer
+from kvworker.stores.mooncake_segment import OwnSegment, Warmer, object_size
 
 SEGMENT = OwnSegment("here:1", base=1000, start=1000, end=2000)
 
@@ -35,6 +35,12 @@ def _replica(address: int, size: int, endpoint: str = "here:1", *, memory: bool 
 )
 def test_only_what_surely_lies_here_is_local(replicas: Any, found: LocalObject | None) -> None:
     assert SEGMENT.locate(replicas) == found
+
+
+def test_the_size_is_that_of_a_replica_in_memory() -> None:
+    assert object_size([_replica(1, 7, memory=False), _replica(1, 10, "there:1")]) == 10
+    assert object_size([_replica(1, 7, memory=False)]) == 0
+    assert object_size(None) == 0
 
 
 def _mapping(size: int) -> tuple[mmap.mmap, int]:

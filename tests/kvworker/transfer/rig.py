@@ -117,9 +117,9 @@ class OddStore(MemoryStore):
         self._enter("put_revoke")
         return super().put_revoke(keys)
 
-    def get_start(self, keys: Sequence[str]) -> list[Outcome]:
+    def get_start(self, keys: Sequence[str], sizes: Sequence[int] | None = None) -> list[Outcome]:
         self._enter("get_start")
-        return super().get_start(keys)
+        return super().get_start(keys, sizes)
 
     def get_ranges(self, ranges: Sequence[RangeIO]) -> list[Outcome]:
         self._enter("get_ranges")

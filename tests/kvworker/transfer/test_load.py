@@ -6,6 +6,7 @@ from kvworker.outcome import Outcome
 from kvworker.stores.base import RangeIO
 from tests.kvworker.devices.layouts import LAYOUTS, NUM_LAYERS, head_segments, one_storage
 from tests.kvworker.transfer.rig import ENGINE, OK, Model, OddStore, Rig, StagedDevice, rig_with
+from tests.support.arena import Arena
 
 KEYS = ["a", "b", "c"]
 
@@ -47,6 +48,20 @@ def test_another_engine_gets_the_bytes_that_were_saved(name: str, how: str) -> N
         rig.close_gets(KEYS)
         rig.unmap()
         loader.close()
+
+
+def test_an_object_of_another_size_is_missing() -> None:
+    with rig_with(one_storage()) as (rig, store, _):
+        rig.save(KEYS, [1, 2, 3])
+        size = one_storage().groups[0].object_bytes
+        store.remove_prefix("b")
+        assert store.put_start(["b"], [size // 2]) == [OK]
+        memory = Arena(size // 2, seed=1)
+        assert store.put_ranges([memory.piece("b")]) == store.put_end(["b"]) == [OK]
+        opened = rig.open_gets(KEYS)
+        assert isinstance(opened, GetsOpened)
+        assert opened.outcomes == (OK, Outcome.MISS, OK)
+        rig.close_gets(["a", "c"])
 
 
 def test_reads_of_several_layers_are_fewer_calls() -> None:
