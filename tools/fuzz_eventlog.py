@@ -23,12 +23,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from kvcommon.errors import LogFormatError
-from kvcommon.eventlog import LogWriter, make_header
+from kvcommon.eventlog import LogHeader, LogWriter, make_header
 from kvcommon.eventlog.format import FRAME, PREAMBLE, checksum
 from kvcommon.messages import GroupHit, JobEnd, JobOutcome, JobsEnded, LookupResult
 from kvreplay.loading import open_logs
@@ -64,11 +64,17 @@ _ODD: Final = (
 )
 
 
+def _header(core: Literal["kvsched", "kvworker"], name: str, config: msgspec.Struct) -> LogHeader:
+    """The header of a run whose time and process are always the same: so are all inputs then."""
+    header = make_header(core, name, 1, config, versions={"a": "b"})
+    return msgspec.structs.replace(header, pid=1, wall_ns=1, mono_ns=1, info={})
+
+
 def good_logs(directory: Path) -> list[bytes]:
     """Return two small good logs."""
     found = []
     sched = CoreConfig()
-    writer = LogWriter(directory, make_header("kvsched", "s", 1, sched, versions={"a": "b"}))
+    writer = LogWriter(directory, _header("kvsched", "s", sched))
     core = SchedCore(sched)
     hits = (GroupHit(group=0, num_blocks=2),)
     events: list[Any] = [
@@ -82,7 +88,7 @@ def good_logs(directory: Path) -> list[bytes]:
     writer.close()
     found.append(writer.path.read_bytes())
     config = WorkerConfig(device="cpu:0", store="memory")
-    writer = LogWriter(directory, make_header("kvworker", "w", 2, config, versions={}))
+    writer = LogWriter(directory, _header("kvworker", "w", config))
     daemon = WorkerCore(config)
     ends = JobsEnded(ends=(JobEnd(job_id=7, outcome=JobOutcome.FAILED, failed_blocks=(1, 2)),))
     said = SchedulerSaid(now_ns=5, engine="e#0", epoch=1, body=ends)  # type: ignore[arg-type]
@@ -149,8 +155,14 @@ def mutate_values(value: Any, rng: random.Random, depth: int = 0) -> Any:  # noq
         return {key: mutate_values(one, rng, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         kept = [mutate_values(one, rng, depth + 1) for one in value if rng.random() > 0.02]
-        return kept * (rng.choice((2, 1000)) if rng.random() < 0.01 else 1)
+        return kept * (_times(kept, rng) if rng.random() < 0.01 else 1)
     return value
+
+
+def _times(kept: list[Any], rng: random.Random) -> int:
+    """How often to repeat values: lists of lists of lists would grow beyond all memory."""
+    times = rng.choice((2, 1000))
+    return times if len(msgspec.msgpack.encode(kept)) * times <= MAX_INPUT_BYTES else 1
 
 
 def mutate_frames(data: bytes, rng: random.Random) -> bytes:
