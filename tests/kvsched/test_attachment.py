@@ -239,6 +239,16 @@ def test_heartbeats_go_on_however_much_the_daemon_says(
     attachment.close()
 
 
+def test_heartbeats_flow_while_the_daemon_still_maps(daemon: FakeDaemon, model: FakeModel) -> None:
+    """Mapping may take longer than the lease, and the lease counts from ``Attach`` on."""
+    attachment = attach_to(daemon.endpoint, daemon.context, model, heartbeat_ms=5)
+    daemon.hear(Attach)
+    for _ in range(3):
+        assert isinstance(daemon.hear_anything(), Heartbeat)
+    assert attachment.generation == 0, "nobody has answered"
+    attachment.close()
+
+
 def test_heartbeats_inside_one_process_where_no_connection_is_reported(model: FakeModel) -> None:
     with FakeDaemon(bound=False) as daemon:
         daemon.endpoint = "inproc://kvferry-test"
