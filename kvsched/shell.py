@@ -262,10 +262,23 @@ class SchedulerShell:
 
     @guarded(lambda: False)
     def reset(self) -> bool:
-        """``reset_cache``: forget what is stored. False: daemons cannot be told now."""
+        """``reset_cache``: forget what is stored. False: not every daemon could be told now.
+
+        Those that could not are told before they serve this engine again, so it will not load what
+        it was to forget; but until then the store holds it.
+        """
         self._poll()
         self._handle(ResetAsked(now_ns=time.monotonic_ns()))
-        return True
+        owing = self._core.owing_reset
+        if self._ranks is not None and not owing:
+            logger.info("kvferry: the daemons were told to forget what is stored for this engine")
+            return True
+        logger.warning(
+            "kvferry: reset: %s cannot be told now to forget what is stored; they are told before "
+            "they serve this engine again",
+            f"the daemons of ranks {list(owing)}" if owing else "the daemons are not known yet and",
+        )
+        return False
 
     @property
     def has_pending(self) -> bool:

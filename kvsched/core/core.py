@@ -109,6 +109,11 @@ class SchedCore:
         return any(not silent.issuperset(job.waiting) for job in ledger)
 
     @property
+    def owing_reset(self) -> tuple[int, ...]:
+        """Ranks whose daemons have not been told of a reset; they are before they serve again."""
+        return tuple(rank.rank for rank in self._state.ranks.all() if rank.owes_reset)
+
+    @property
     def num_held_blocks(self) -> int:
         """References that open jobs hold in vLLM's block pool."""
         return self._state.ledger.num_held_blocks

@@ -114,6 +114,26 @@ def test_the_store_can_be_reset(world: ShellWorld) -> None:
     world.daemon.hear(ResetStore)
 
 
+def test_a_reset_of_which_no_daemon_hears_is_not_done_yet(
+    daemon: FakeDaemon, world: ShellWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown = ShellWorld(daemon)
+    assert not unknown.shell.reset()
+    assert "the daemons are not known yet" in caplog.text
+    unknown.shell.close()
+    daemon.stop()
+    world.poll_until(lambda: not world.shell._core.serving)
+    assert not world.shell.reset()
+    assert "ranks [0] cannot be told now" in caplog.text
+    # It is made up for, before the daemon serves.
+    daemon.start()
+    world.poll_until(lambda: isinstance(daemon.hear_anything(0), Hello))
+    daemon.welcome()
+    world.poll_until(lambda: world.shell._core.serving)
+    daemon.hear(ResetStore)
+    assert world.shell.reset()
+
+
 def test_without_a_daemon_the_engine_serves_without_the_cache(daemon: FakeDaemon) -> None:
     world = ShellWorld(daemon)
     wanted = request("r")
