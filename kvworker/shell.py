@@ -119,7 +119,7 @@ class Daemon:
         store = opening_store(config, self.stop, device)
         machinery = assemble(config, self.epoch, device, store, self._inbox.post)
         self._machinery = machinery
-        store.open()
+        store.open(once=not wait_for_store)
         store.wait(_STORE_WAIT_S if wait_for_store else _STORE_LIMIT_S, required=not wait_for_store)
         context = self._context
         if context is None:

@@ -40,6 +40,7 @@ class OpeningStore(Store):
         self._failed = failed
         self._lock = threading.Lock()
         self._is_open = False
+        self._once = False
         self._closing = threading.Event()
         self._settled = threading.Event()
         #: Memory registered before the store was open.
@@ -56,8 +57,12 @@ class OpeningStore(Store):
         """As the inner store says, once it is open."""
         return self._is_open and self._inner.whole_puts
 
-    def open(self) -> None:
-        """Begin opening; returns at once. Raises nothing: see ``wait`` and ``error``."""
+    def open(self, *, once: bool = False) -> None:
+        """Begin opening; returns at once. Raises nothing: see ``wait`` and ``error``.
+
+        ``once``: a store that is not there is not tried again.
+        """
+        self._once = once
         self._thread.start()
 
     def wait(self, timeout_s: float, *, required: bool = False) -> bool:
@@ -80,6 +85,9 @@ class OpeningStore(Store):
                 self._inner.open()
             except StoreUnreachable as error:
                 self._last = error
+                if self._once:
+                    self._settled.set()
+                    return
                 delay_s = self._retry_s[min(attempt, len(self._retry_s) - 1)]
                 logger.warning(
                     "the store is not there yet, trying again in %.0f s: %s", delay_s, error

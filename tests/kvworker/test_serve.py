@@ -101,8 +101,10 @@ def test_mooncake_without_a_master_address_says_how_to_give_one(short_dir: Path)
 
 def test_absent_master_is_fatal_only_if_asked(short_dir: Path) -> None:
     options = ("--device", "cpu:0", "--no-wait")
-    line = refused(serve(short_dir, *options, MOONCAKE_MASTER="127.0.0.1:1"))
+    ended = serve(short_dir, *options, MOONCAKE_MASTER="127.0.0.1:1")
+    line = refused(ended)
     assert "127.0.0.1:1" in line
+    assert "again" not in ended.stderr
     assert list(short_dir.glob("*.sock")) == []
 
 

@@ -100,6 +100,18 @@ def test_misconfiguration_is_said_once_and_ends_the_trying() -> None:
     store.close()
 
 
+def test_a_store_that_must_be_there_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    inner = LateStore([StoreUnreachable("nobody there")])
+    store = opening(inner)
+    store.open(once=True)
+    inner.may_try.release()
+    store._thread.join(10)
+    assert not store._thread.is_alive()
+    with pytest.raises(StoreUnreachable, match="nobody there"):
+        store.wait(0, required=True)
+    assert caplog.text == "", "whoever asked for it says it"
+
+
 def test_close_while_opening_closes_what_opens_later() -> None:
     inner = LateStore([])
     store = opening(inner)
