@@ -21,6 +21,8 @@ logger = logging.getLogger("vllm.kvferry.attachment")
 #: After a refusal that says trying again will not help.
 _REFUSED_S = 10.0
 _BROKEN_S = 0.1
+#: A daemon that cannot be connected to for so long is not there.
+_ABSENT_S = 2.0
 #: How long a daemon may take to let go of our memory when we leave.
 _RELEASE_S = 1.0
 _RELEASE_NAP_MS = 5.0
@@ -62,6 +64,8 @@ class Attachment:
         #: Ends the thread's wait for the daemon, together with ``_stop``.
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._refused = ""
+        #: That there is no daemon has been said, and nothing has changed since.
+        self._missed = False
         #: The daemon has mapped our memory and is alive as far as we know.
         self.attached = False
         #: What the daemon can do, of the newest attachment.
@@ -104,24 +108,30 @@ class Attachment:
         # An answer of an earlier daemon must not pass for this one's.
         self._page.renew()
         link.open(self._engine, self._epoch)
-        link.send(self._export())
+        attach = self._export()
+        link.send(attach)
+        absent_at = time.monotonic() + _ABSENT_S
         # By the clock, not after silence: the daemon's own heartbeats break every silence.
         due = time.monotonic() + self._heartbeat_s
         connected = False
         while not self._stop.is_set():
-            link.wait(max(0.0, due - time.monotonic()) * 1e3, self._wake_fd)
+            wake_at = due if connected or self._missed else min(due, absent_at)
+            link.wait(max(0.0, wake_at - time.monotonic()) * 1e3, self._wake_fd)
             if time.monotonic() >= due:
                 due = time.monotonic() + self._heartbeat_s
                 # Attached or not: the lease counts from ``Attach`` on, and mapping may take long.
                 if connected:
                     link.send(Heartbeat())
-            for change in link.changes():
-                if change is LinkChange.DISCONNECTED:
-                    if self.attached:
-                        logger.warning("kvferry: the daemon has gone; waiting for it to come back")
-                    # Not at once: whoever is there may be hanging up on everybody.
-                    return _BROKEN_S
-                connected = True
+            changes = list(link.changes())
+            if LinkChange.DISCONNECTED in changes:
+                if self.attached:
+                    logger.warning("kvferry: the daemon has gone; waiting for it to come back")
+                    self._missed = True
+                # Not at once: whoever is there may be hanging up on everybody.
+                return _BROKEN_S
+            connected = connected or bool(changes)
+            if not connected:
+                self._look_for(link.endpoint, attach.device, absent_at)
             while (message := link.receive()) is not None:
                 # A monitor says nothing of inproc:// connections; what arrives does.
                 connected = True
@@ -136,6 +146,20 @@ class Attachment:
         link.send(Detach(reason="the engine shuts down"))
         self._wait_for_release(link)
         return 0.0
+
+    def _look_for(self, endpoint: str, device: str, absent_at: float) -> None:
+        """Nobody is there yet: from ``absent_at`` on say so, once."""
+        inside = endpoint.startswith("inproc:")  # nobody reports connections there
+        if self._missed or inside or time.monotonic() < absent_at:
+            return
+        self._missed = True
+        logger.warning(
+            "kvferry: no daemon at %s; this engine serves without the cache until there is one, "
+            "and attaches to it by itself. Start one: kvworker serve --device %s --endpoint %s",
+            endpoint,
+            device,
+            endpoint,
+        )
 
     def _wait_for_release(self, link: DaemonLink) -> None:
         """Wait until the daemon has let go of the memory: it must do so before we free it."""
@@ -159,6 +183,7 @@ class Attachment:
             return
         self.capabilities = message.capabilities
         self._refused = ""
+        self._missed = False
         self.generation += 1
         self.attached = True
         logger.info(

@@ -76,6 +76,11 @@ class DaemonLink:
         self.last_cause = ""
 
     @property
+    def endpoint(self) -> str:
+        """Where the daemon is, or should be."""
+        return self._endpoint
+
+    @property
     def daemon_epoch(self) -> int:
         """Incarnation of the daemon in this conversation; 0 before its first message."""
         return self._channel.peer_epoch if self._channel is not None else 0

@@ -34,6 +34,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_REFUSED_S", 0.05)
     monkeypatch.setattr(module, "_BROKEN_S", 0.01)
     monkeypatch.setattr(module, "_RELEASE_S", 20.0)
+    monkeypatch.setattr(module, "_ABSENT_S", 60.0)
 
 
 @pytest.fixture
@@ -130,6 +131,32 @@ def test_an_answer_to_an_earlier_attach_does_not_count(
     daemon.attached()
     until(lambda: "its mark is missing" in caplog.text, pause)
     assert attachment.serving == 0
+
+
+def test_that_no_daemon_is_there_is_said_once(
+    model: FakeModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger="vllm.kvferry.attachment")
+    monkeypatch.setattr(module, "_ABSENT_S", 0.0)
+    with FakeDaemon(bound=False) as daemon:
+        attachment = attach_to(daemon.endpoint, daemon.context, model, heartbeat_ms=1)
+        until(lambda: "no daemon" in caplog.text, pause)
+        (line,) = caplog.messages
+        assert f"no daemon at {daemon.endpoint}" in line
+        assert "serves without the cache" in line
+        assert f"kvworker serve --device cpu:0 --endpoint {daemon.endpoint}" in line
+        monkeypatch.setattr(module, "_ABSENT_S", 60.0)
+        daemon.start()
+        # It has waited through many heartbeats, and said nothing more.
+        answer(daemon, model)
+        becomes(attachment, 1)
+        assert len(caplog.messages) == 2
+        assert "attached to the daemon" in caplog.messages[1]
+        daemon.stop()
+        becomes(attachment, 0)
+        until(lambda: len(caplog.messages) == 3, pause)
+        assert "waiting for it to come back" in caplog.messages[2]
+        attachment.close()
 
 
 def test_memory_that_the_daemon_does_not_see(
