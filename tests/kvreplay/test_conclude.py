@@ -113,6 +113,23 @@ def test_cancelled_skipped_and_open_jobs() -> None:
     assert "1 save had not ended" in text
 
 
+def test_a_key_that_the_lookup_did_not_find_and_that_exists_is_somebody_elses() -> None:
+    job = JobFacts(1, 3, is_load=False, layerwise=False, num_blocks=2, num_unknown=2)
+    job.ends[0] = msg.JobEnd(job_id=1, outcome=msg.JobOutcome.SKIPPED, reason=reasons.EXISTS)
+    text = sentence(Facts("r", matched_tokens=0, match_reason=reasons.NOT_STORED, jobs={1: job}))
+    assert "did not save 2 blocks in step 3, because somebody else" in text
+    assert "dead writer" in text
+    assert "did not need" not in text
+
+
+def test_a_save_is_done_when_every_rank_has_done_it() -> None:
+    job = JobFacts(1, 3, is_load=False, layerwise=False, num_blocks=2, lost=[1])
+    job.ends[0] = msg.JobEnd(job_id=1, outcome=msg.JobOutcome.DONE)
+    text = sentence(Facts("r", jobs={1: job}))
+    assert "saved 2 blocks" not in text
+    assert "its save of 2 blocks in step 3 was dropped, because the daemon of rank 1" in text
+
+
 @pytest.mark.parametrize(
     ("facts", "text"),
     [

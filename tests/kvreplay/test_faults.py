@@ -181,9 +181,9 @@ WORLD: list[tuple[Callable[[Pair], None], dict[str, Any], str, str, list[str]]] 
     (layer_fails, {}, "failed-load", "transfer-failed", ["1 block (4)", "the transfer failed"]),
     (lease_ends, {}, "failed-load", "expired", ["6 blocks (1-6)", "lease ran out"]),
     (store_is_full, {}, "miss", "not-stored", ["could not save 6 blocks", "(store-full)"]),
-    (somebody_else_saves, {}, "miss", "not-stored", ["did not need to save 6", "(exists)"]),
+    (somebody_else_saves, {}, "miss", "not-stored", ["did not save 6 blocks", "(exists)"]),
     (write_fails, {}, "miss", "not-stored", ["could not save 2 blocks", "(transfer-failed)"]),
-    (store_is_down, {}, "miss", "store-down", ["the store is down and its breaker open"]),
+    (store_is_down, {}, "miss", "store-down", ["the store did not answer the lookup"]),
     (never_attached, {"attached": False}, "miss", "daemon-not-attached", ["not attached"]),
     (too_short_a_hit, {"min_load_blocks": 3}, "miss", "not-worth-loading", ["2 stored"]),
     (

@@ -71,6 +71,29 @@ def test_json_holds_lines_facts_and_sentence(tmp_path: Path) -> None:
     assert read["sentence"] == told.sentence
 
 
+def test_a_question_asked_again_and_again_is_one_line(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scenes.add_request(scene)
+    for _ in range(5):
+        scenes.answer_match(scene, None)
+    scenes.answer_lookup(scene, 0, "not-stored")
+    scenes.answer_match(scene, None)
+    scenes.answer_match(scene, 0, "not-stored")
+    told = story.tell(scene.close(), scenes.REQUEST)
+    asked = [line for line in told.lines if line.kind == "MatchAsked"]
+    assert len(asked) == 3
+    assert asked[0].text.endswith("(has 0 of 70 tokens); 5 times, until +6.000 ms")
+    assert asked[0].offset_ns == 2 * scenes.MS
+    assert "times" not in asked[1].text
+    answers = [line.text for line in told.lines if line.kind == "AnswerMatch"]
+    assert answers == [
+        "answers vLLM: ask again",
+        "answers vLLM: ask again",
+        "answers vLLM: 0 tokens to load (not-stored)",
+    ]
+    assert told.num_left_out == 0
+
+
 def test_long_stories_are_cut_but_not_their_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

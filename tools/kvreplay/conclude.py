@@ -42,8 +42,14 @@ _FAILURES: Final[dict[str, str]] = {
 def sentence(facts: Facts) -> str:
     """Say in one sentence why the request went as it did."""
     parts = [_load_clause(facts), *_save_clauses(facts)]
-    if facts.lost:
-        parts.append("meanwhile " + " and ".join(dict.fromkeys(facts.lost)))
+    if facts.num_preempted:
+        often = "once" if facts.num_preempted == 1 else f"{facts.num_preempted} times"
+        parts.append(f"was preempted {often}, because vLLM had no free blocks")
+    told = {_end_of(facts, rank) for job in facts.jobs.values() for rank in job.lost_ranks}
+    lost = [text for text in dict.fromkeys(facts.lost) if text not in told]
+    if lost:
+        how = "its engine was lost before it had finished: " if facts.engine_lost else "meanwhile "
+        parts.append(how + " and ".join(lost))
     text = "; ".join(part for part in parts if part)
     return f"Request {facts.request_id} {text}."
 
@@ -78,6 +84,11 @@ def _hit(facts: Facts) -> str:
     if facts.external_tokens:
         what = f"{count(facts.external_tokens, 'token')} ({what})"
     if facts.outcome == "open-load":
+        if any(job.engine_lost for job in loads):
+            return (
+                f"was taking {what} from the store {how} when its engine was lost "
+                f"({reasons.ENGINE_LOST})"
+            )
         return f"is taking {what} from the store {how}; the load has not ended in these logs"
     text = f"took {what} from the store {how}"
     if moved:
@@ -98,11 +109,20 @@ def _lost(facts: Facts) -> str:
     promised = facts.external_tokens or facts.matched_tokens or 0
     how = "layerwise" if loads[0].layerwise else "asynchronous"
     return (
-        f"was to take {count(promised, 'token')} from the store, but the daemon of "
-        f"{on_ranks(sorted(set(facts.lost_ranks)))} was lost in the middle of the {how} load of "
-        f"{count(sum(job.num_blocks for job in loads), 'block')} ({reasons.DAEMON_LOST}), "
-        "so vLLM has to compute them"
+        f"was to take {count(promised, 'token')} from the store, but {_ends_of(facts, loads)} in "
+        f"the middle of the {how} load of {count(sum(job.num_blocks for job in loads), 'block')} "
+        f"({reasons.DAEMON_LOST}), so vLLM has to compute them"
     )
+
+
+def _ends_of(facts: Facts, jobs: Sequence[JobFacts]) -> str:
+    """Say how the daemons were lost that had not ended these jobs."""
+    ranks = sorted({rank for job in jobs for rank in job.lost_ranks} or set(facts.lost_ranks))
+    return " and ".join(_end_of(facts, rank) for rank in ranks)
+
+
+def _end_of(facts: Facts, rank: int) -> str:
+    return facts.daemon_ends.get(rank, f"the daemon of rank {rank} was lost")
 
 
 def _failed(facts: Facts) -> str:
@@ -124,6 +144,13 @@ def _failed(facts: Facts) -> str:
         given_up = f"of {blocks(failed)} " if failed else ""
         why = "because the request had ended" if facts.finished else "before it was complete"
         return f"{text}{given_up}was given up on {on_ranks(ranks)} {why} ({words[0]})"
+    if words == [reasons.LATE] and any(job.given_up_ns for job in loads):
+        after = millis(max(job.given_up_ns for job in loads))
+        num_blocks = count(sum(job.num_blocks for job in loads), "block")
+        return (
+            f"{text}of {num_blocks} was given up after {after}, when {on_ranks(ranks)} had not "
+            f"answered in time ({reasons.LATE}), so vLLM has to compute them"
+        )
     text += f"of {blocks(failed)} failed" if failed else "was cancelled"
     text += f" on {on_ranks(ranks)}"
     whys = [_FAILURES[word] for word in words if word in _FAILURES]
@@ -139,10 +166,16 @@ def _miss(facts: Facts) -> str:
     if word == reasons.NOT_STORED and facts.missing_block:
         why = f"block {facts.missing_block} of its prefix is not in the store for "
         why += on_ranks(facts.missing_ranks)
+    if word == reasons.STORE_DOWN and facts.store_silent:
+        why = "the store did not answer the lookup"
+    if word in (reasons.DAEMON_LOST, reasons.DAEMON_NOT_ATTACHED) and facts.away:
+        why = f"the daemon of {on_ranks(facts.away)} was "
+        why += "lost" if word == reasons.DAEMON_LOST else "not attached"
     text = f"took nothing from the store because {why} ({word or 'no reason'}"
     if facts.num_looked_up is not None:
         text += f"; {count(facts.num_looked_up, 'block')} looked up"
-        text += "" if facts.num_stored is None else f", {facts.num_stored} stored"
+        known = facts.num_stored is not None and word != reasons.STORE_DOWN
+        text += f", {facts.num_stored} stored" if known else ""
     sent, answered, told = facts.lookup_sent_ns, facts.lookup_answered_ns, facts.matched_ns
     if word == reasons.LOOKUP_TIMEOUT and sent is not None:
         if answered is not None:
@@ -154,15 +187,32 @@ def _miss(facts: Facts) -> str:
 
 def _save_clauses(facts: Facts) -> list[str]:
     saves = [job for job in facts.jobs.values() if not job.is_load]
-    done = [job for job in saves if job.ended(msg.JobOutcome.DONE) and not job.tainted]
+    dropped = [job for job in saves if job.lost_ranks]
+    whole = [job for job in saves if not job.lost_ranks]
+    done = [job for job in whole if job.ended(msg.JobOutcome.DONE) and not job.tainted]
     parts = []
     if done:
         saved = sum(job.num_blocks - len(job.failed_blocks) for job in done)
         parts.append(f"saved {count(saved, 'block')} in {_steps(done)}")
-    skipped = [job for job in saves if job.ended(msg.JobOutcome.SKIPPED)]
-    if skipped:
-        number = count(sum(job.num_blocks for job in skipped), "block")
-        parts.append(f"did not need to save {number} in {_steps(skipped)} ({_words(skipped)})")
+    skipped = [job for job in whole if job.ended(msg.JobOutcome.SKIPPED)]
+    stored = [job for job in skipped if not job.num_unknown]
+    if stored:
+        number = count(sum(job.num_blocks for job in stored), "block")
+        parts.append(f"did not need to save {number} in {_steps(stored)} ({_words(stored)})")
+    taken = [job for job in skipped if job.num_unknown]
+    if taken:
+        number = count(sum(job.num_blocks for job in taken), "block")
+        parts.append(
+            f"did not save {number} in {_steps(taken)}, because somebody else had stored them "
+            f"since the lookup or held their keys, as a dead writer does for a while "
+            f"({_words(taken)})"
+        )
+    if dropped:
+        number = count(sum(job.num_blocks for job in dropped), "block")
+        parts.append(
+            f"its save of {number} in {_steps(dropped)} was dropped, because "
+            f"{_ends_of(facts, dropped)} ({reasons.DAEMON_LOST})"
+        )
     tainted = [job for job in saves if job.tainted]
     if tainted:
         number = count(sum(job.num_blocks for job in tainted), "block")
@@ -175,7 +225,12 @@ def _save_clauses(facts: Facts) -> list[str]:
     if failed:
         number = count(sum(len(job.failed_blocks) or job.num_blocks for job in failed), "block")
         parts.append(f"could not save {number} in {_steps(failed)} ({_words(failed)})")
-    still = [job for job in saves if not job.ends]
+    orphans = [job for job in whole if not job.ends and job.engine_lost]
+    if orphans:
+        number = count(sum(job.num_blocks for job in orphans), "block")
+        text = f"its save of {number} in {_steps(orphans)} was dropped with the engine"
+        parts.append(f"{text} ({reasons.ENGINE_LOST})")
+    still = [job for job in whole if not (job.ends or job.engine_lost)]
     if still:
         parts.append(f"{count(len(still), 'save')} had not ended when the logs did")
     return parts

@@ -28,6 +28,14 @@ class JobFacts:
     tainted: bool = False
     #: Ends by rank.
     ends: dict[int, msg.JobEnd] = field(default_factory=dict)
+    #: Ranks whose daemon was lost before it had ended the job.
+    lost: list[int] = field(default_factory=list)
+    #: Its daemon gave it up with the engine, and nobody was left to be told.
+    engine_lost: bool = False
+    #: How long after its plan vLLM was told that it failed, while no daemon had said so; 0: never.
+    given_up_ns: int = 0
+    #: Blocks that the request's newest lookup had not found.
+    num_unknown: int = 0
 
     @property
     def failed_blocks(self) -> list[int]:
@@ -36,8 +44,18 @@ class JobFacts:
 
     @property
     def reasons(self) -> list[str]:
-        """Every reason word, once."""
-        return sorted({end.reason for end in self.ends.values() if end.reason})
+        """Every reason word, once; ``late`` for what was cancelled because it was waited for too
+        long.
+        """
+        words = {end.reason for end in self.ends.values() if end.reason}
+        if self.given_up_ns and words == {reasons.CANCELLED}:
+            return [reasons.LATE]
+        return sorted(words)
+
+    @property
+    def lost_ranks(self) -> list[int]:
+        """Ranks that will never end it."""
+        return sorted(set(self.lost) - self.ends.keys())
 
     def ended(self, *outcomes: msg.JobOutcome) -> bool:
         """Some rank ended the job like this."""
@@ -71,6 +89,15 @@ class Facts:
     lost: list[str] = field(default_factory=list)
     #: Ranks whose daemon was lost while a load was open.
     lost_ranks: list[int] = field(default_factory=list)
+    #: How daemons were lost while any job of the request was open, by rank.
+    daemon_ends: dict[int, str] = field(default_factory=dict)
+    num_preempted: int = 0
+    #: Ranks whose daemon did not serve when vLLM was told that nothing is to be loaded.
+    away: list[int] = field(default_factory=list)
+    #: The scheduler side was lost while the request lived.
+    engine_lost: bool = False
+    #: The newest lookup reached no store.
+    store_silent: bool = False
 
     @property
     def outcome(self) -> str:
@@ -80,7 +107,7 @@ class Facts:
         loads = [job for job in self.jobs.values() if job.is_load]
         if any(job.ended(msg.JobOutcome.FAILED, msg.JobOutcome.CANCELLED) for job in loads):
             return "failed-load"
-        if self.lost_ranks and not all(job.ends for job in loads):
+        if any(set(self.lost_ranks) - job.ends.keys() for job in loads):
             return "lost-load"
         if loads:
             return "hit" if all(job.ends for job in loads) else "open-load"
@@ -108,6 +135,11 @@ class Collector:
         self.facts = Facts(links.request_id)
         #: Keys that a daemon is looking for, by log and operation.
         self._asked: dict[tuple[str, int], tuple[str, ...]] = {}
+        #: Blocks that the newest lookup found; None: it has no answer.
+        self._stored: frozenset[bytes] | None = None
+        self._planned_ns: dict[int, int] = {}
+        #: Ranks whose daemon the engine is killing.
+        self._fenced: set[int] = set()
 
     def add(self, entry: Entry, touch: Touch) -> None:
         """Take in the next record of the request."""
@@ -128,6 +160,11 @@ class Collector:
             self._ends(event.rank, event.ends)
         elif isinstance(event, sched.RequestFinished):
             facts.finished = True
+        elif isinstance(event, sched.StepFinished):
+            for job_id in self._links.open_loads_of(event.invalid_block_ids):
+                self._given_up(job_id, entry.at_ns)
+        elif isinstance(event, sched.StepScheduled):
+            facts.num_preempted += facts.request_id in event.preempted
         elif isinstance(event, work.SchedulerSaid):
             self._told(event.body)
         elif isinstance(event, work.KeysFound):
@@ -135,12 +172,24 @@ class Collector:
         else:
             self._loss(event)
 
+    def _given_up(self, job_id: int, at_ns: int) -> None:
+        job = self.facts.jobs.get(job_id)
+        if job is not None and not job.ends:
+            job.given_up_ns = at_ns - self._planned_ns.get(job_id, at_ns)
+
     def _loss(self, event: object) -> None:
         """Note what was lost while the request lived."""
         facts = self.facts
         if isinstance(event, sched.DaemonLost):
-            facts.lost.append(f"the daemon of rank {event.rank} was lost ({event.reason})")
-            if any(job.is_load and event.rank not in job.ends for job in facts.jobs.values()):
+            text = f"the daemon of rank {event.rank} was lost ({event.reason})"
+            if event.rank in self._fenced:
+                text = f"the silent daemon of rank {event.rank} was killed by the engine"
+            facts.lost.append(text)
+            open_jobs = [job for job in facts.jobs.values() if event.rank not in job.ends]
+            for job in open_jobs:
+                job.lost.append(event.rank)
+                facts.daemon_ends[event.rank] = text
+            if any(job.is_load for job in open_jobs):
                 facts.lost_ranks.append(event.rank)
         elif isinstance(event, sched.FenceFailed):
             text = f"the silent daemon of rank {event.rank} could not be killed ({event.reason})"
@@ -149,6 +198,9 @@ class Collector:
             facts.lost.append(f"the store went down ({event.reason})")
         elif isinstance(event, work.PeerLost):
             facts.lost.append(f"{_side(event)} was lost ({event.reason})")
+            facts.engine_lost |= event.role == "scheduler" and not facts.finished
+            for job in facts.jobs.values():
+                job.engine_lost |= not job.ends
 
     def _command(self, entry: Entry, command: object) -> None:
         facts = self.facts
@@ -156,11 +208,16 @@ class Collector:
             if isinstance(command.body, msg.Lookup):
                 facts.lookup_sent_ns = entry.at_ns
             self._told(command.body)
+        elif isinstance(command, sched_do.HoldBlocks):
+            self._planned_ns[command.job_id] = entry.at_ns
         elif isinstance(command, sched_do.AnswerMatch) and command.num_tokens is not None:
             facts.matched_tokens = command.num_tokens
             facts.match_reason = command.reason
             facts.asynchronous = command.asynchronous
             facts.matched_ns = entry.at_ns
+            facts.away = sorted(self._links.around.away.get(entry.log, ()))
+        elif isinstance(command, sched_do.FenceDaemon):
+            self._fenced.add(command.rank)
         elif isinstance(command, work_do.FindKeys):
             self._asked[entry.log, command.op] = command.keys
         elif isinstance(command, work_do.SendToScheduler):
@@ -181,16 +238,19 @@ class Collector:
         elif isinstance(body, msg.StepPlan):
             for job in plan_jobs(body):
                 if job.request_id == facts.request_id and job.job_id not in facts.jobs:
+                    known = self._stored
                     facts.jobs[job.job_id] = JobFacts(
                         job.job_id,
                         body.step,
                         isinstance(job, msg.LoadJob),
                         isinstance(job, msg.LoadJob) and job.layerwise,
                         len(job.block_ids),
+                        num_unknown=0 if known is None else len({*job.block_hashes} - known),
                     )
 
     def _found(self, keys: Sequence[str], outcomes: Sequence[Outcome]) -> None:
         """Note the first block that the store lacks, and for which ranks."""
+        self.facts.store_silent = bool(outcomes) and set(outcomes) == {Outcome.DOWN}
         number, digest = 0, ""
         missing: list[int] = []
         for key, outcome in zip(keys, outcomes, strict=False):
@@ -199,12 +259,20 @@ class Collector:
                     break
                 number, digest = number + 1, key_hash(key)
             if outcome is Outcome.MISS:
-                missing.append(self._links.marks.get(key_mark(key), -1))
+                missing.append(self._links.around.marks.get(key_mark(key), -1))
         if missing and -1 not in missing:
             self.facts.missing_block, self.facts.missing_ranks = number, missing
 
     def _result(self, result: msg.LookupResult, at_ns: int | None) -> None:
         self.facts.num_stored = sum(hit.num_blocks for hit in result.hits)
+        lookup = self._links.lookups.get(result.lookup_id)
+        if lookup is not None:
+            hits = {hit.group: hit.num_blocks for hit in result.hits}
+            self._stored = frozenset(
+                block
+                for group in lookup.groups
+                for block in group.block_hashes[: hits.get(group.group, 0)]
+            )
         self.facts.lookup_reason = result.reason
         self.facts.lookup_answered_ns = at_ns or self.facts.lookup_answered_ns
 

@@ -1,9 +1,10 @@
 """Runs every rule over merged logs, and says what was broken and what was left open."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvreplay.block_rules import BlocksAsPlanned, HitsComplete, PublishedComplete
+from kvreplay.fates import Fates
 from kvreplay.links import Mentions
 from kvreplay.loading import Log
 from kvreplay.merge import merge
@@ -70,10 +71,12 @@ def check_rules(
     """
     checks = [rule(whole) for rule in rules]
     mentions = Mentions()
+    fates = Fates(logs)
     violations: list[Violation] = []
     num_more = 0
     for entry in merge(logs):
         requests = mentions.of(entry)
+        fates.add(entry)
         for rule in checks:
             for text, job_id in rule.check(entry):
                 if len(violations) >= max_violations:
@@ -82,4 +85,9 @@ def check_rules(
                 request = "" if job_id is None else mentions.job(job_id, requests)
                 request = request or min(requests, default="")
                 violations.append(Violation(rule.name, entry.log, entry.seq, text, request))
-    return Judgement(violations, num_more, [one for rule in checks for one in rule.open()])
+    still = [
+        replace(one, fate=fates.of(one.log, one.engine, one.job_id))
+        for rule in checks
+        for one in rule.open()
+    ]
+    return Judgement(violations, num_more, still)

@@ -54,6 +54,33 @@ class Touch:
 
 
 @dataclass
+class Surroundings:
+    """What is known of engines and daemons, whatever request it matters to.
+
+    May be shared by the links of many requests; taking in a record twice changes nothing.
+    """
+
+    #: Rank of each namespace fingerprint, of every engine in the logs.
+    marks: dict[str, int] = field(default_factory=dict)
+    #: Ranks whose daemon does not serve, by the log of their scheduler side.
+    away: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, entry: Entry) -> None:
+        """Take in the next record."""
+        event = entry.event
+        named = getattr(event, "body", event)
+        if isinstance(named, (sched.RanksKnown, msg.Hello)):
+            self.marks.update({rank.fingerprint: rank.rank for rank in named.ranks})
+        if isinstance(event, sched.RanksKnown):
+            self.away[entry.log] = {rank.rank for rank in event.ranks}
+        elif isinstance(event, sched.DaemonLost):
+            self.away.setdefault(entry.log, set()).add(event.rank)
+        elif isinstance(event, sched.DaemonReady):
+            away = self.away.setdefault(entry.log, set())
+            (away.discard if event.attached else away.add)(event.rank)
+
+
+@dataclass
 class RequestLinks:
     """Follows one request through merged logs."""
 
@@ -73,21 +100,15 @@ class RequestLinks:
     #: Jobs whose blocks are still held, and whether the request itself still lives.
     alive: bool = False
     _open_jobs: set[int] = field(default_factory=set)
-    #: Rank of each namespace fingerprint, of every engine in the logs.
-    marks: dict[str, int] = field(default_factory=dict)
+    #: What all requests share; see ``Surroundings``.
+    around: Surroundings = field(default_factory=Surroundings)
 
     def touch(self, entry: Entry) -> Touch:
         """Take in the next record; tell what of it belongs to the request."""
-        self.learn_marks(entry)
+        self.around.add(entry)
         if entry.core == "kvsched":
             return self._touch_sched(entry)
         return self._touch_worker(entry)
-
-    def learn_marks(self, entry: Entry) -> None:
-        """Note which rank a fingerprint is of."""
-        named = getattr(entry.event, "body", entry.event)
-        if isinstance(named, (sched.RanksKnown, msg.Hello)):
-            self.marks.update({rank.fingerprint: rank.rank for rank in named.ranks})
 
     @property
     def is_live(self) -> bool:
@@ -97,6 +118,12 @@ class RequestLinks:
     def is_load(self, job_id: int) -> bool:
         """The job is a load."""
         return isinstance(self.jobs.get(job_id), msg.LoadJob)
+
+    def open_loads_of(self, block_ids: Iterable[int]) -> list[int]:
+        """Return the loads whose blocks are still held, and that go into any of these blocks."""
+        failed = set(block_ids)
+        loads = [job for job in self._open_jobs if self.is_load(job)]
+        return [job for job in loads if not failed.isdisjoint(self.jobs[job].block_ids)]
 
     def _touch_sched(self, entry: Entry) -> Touch:
         event = entry.event
@@ -138,7 +165,9 @@ class RequestLinks:
             ids = [one.request_id for one in event.requests]
             return self.request_id in ids or self.request_id in event.preempted
         if isinstance(event, (sched.StepFinished, sched.PlanAcked)):
-            return event.step in self.steps
+            # A load between steps may be told of as failed in any later one.
+            invalid = getattr(event, "invalid_block_ids", ())
+            return event.step in self.steps or bool(self.open_loads_of(invalid))
         if isinstance(event, sched.LookupAnswered):
             return event.result.lookup_id in self.lookups
         if isinstance(event, sched.JobsReported):
@@ -152,6 +181,8 @@ class RequestLinks:
             return self._is_body(command.body)
         if isinstance(command, (sched_do.HoldBlocks, sched_do.FreeBlocks)):
             return command.job_id in self.jobs
+        if isinstance(command, sched_do.FenceDaemon):
+            return bool(self._open_jobs)
         if isinstance(command, sched_do.TellModel):
             return any(load.job_id in self.jobs for load in command.loads) or any(
                 job in self.jobs for job in command.cancel

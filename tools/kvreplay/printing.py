@@ -123,9 +123,9 @@ def print_verdict(console: Console, verdict: verifying.Verdict) -> None:
     if not judgement.violations:
         console.print(Text("rules: none is broken", style="green"))
     for still in judgement.open[:20]:
-        console.print(Text(clean(f"{still.log}: open at the end: {still.text}"), style="dim"))
+        console.print(Text(clean(still.sentence), style="dim"))
     if len(judgement.open) > 20:
-        console.print(f"and {len(judgement.open) - 20} more open at the end")
+        console.print(f"and {len(judgement.open) - 20} more that have not ended")
     print_problems(console, verdict.problems, verdict.unreadable)
 
 

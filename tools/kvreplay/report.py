@@ -102,7 +102,7 @@ def _logs(logs: LogSet, verdict: Verdict) -> Iterable[tuple[str, str]]:
     for broken in verdict.judgement.violations:
         yield f"{broken.log}:{broken.seq}: rule {broken.rule} is broken: {broken.text}", "bad"
     for still in verdict.judgement.open[:50]:
-        yield f"{still.log}: open at the end: {still.text}", ""
+        yield still.sentence, ""
     for log in logs.logs:
         for text in log.problems:
             yield f"{log.label}: {text}", "warn"

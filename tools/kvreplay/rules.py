@@ -13,7 +13,7 @@ import msgspec
 
 from kvcommon import messages as msg
 from kvreplay.loading import Entry
-from kvreplay.ops import ANSWERS, ended_op, key_hash, plan_jobs, started_op
+from kvreplay.ops import ANSWERS, ended_op, engine_of, key_hash, plan_jobs, started_op
 from kvreplay.words import spans
 from kvsched.core import commands as sched_do
 from kvsched.core import events as sched
@@ -27,6 +27,17 @@ class Open:
 
     log: str
     text: str
+    #: Engine key and job, where it is about one.
+    engine: str = ""
+    job_id: int | None = None
+    #: Why it never ended (``fates``); empty: it may yet.
+    fate: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What ``verify`` says of it."""
+        what = f"{self.text}: {self.fate}" if self.fate else f"open at the end: {self.text}"
+        return f"{self.log}: {what}"
 
 
 class Rule(ABC):
@@ -82,7 +93,7 @@ class OpsEndOnce(Rule):
     def open(self) -> Iterator[Open]:
         """Operations still running."""
         for (log, op), command in self._running.items():
-            yield Open(log, f"op {op} ({type(command).__name__})")
+            yield Open(log, f"op {op} ({type(command).__name__})", engine_of(command))
 
 
 class JobsEndOnce(Rule):
@@ -132,7 +143,7 @@ class JobsEndOnce(Rule):
         """Jobs that have not ended."""
         for (log, engine, job_id), ended in self._jobs.items():
             if not ended:
-                yield Open(log, f"job {job_id} on {engine}")
+                yield Open(log, f"job {job_id} on {engine}", engine, job_id)
 
 
 class FreeAfterEnds(Rule):

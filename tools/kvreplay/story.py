@@ -1,7 +1,7 @@
 """``story``: one request across all logs, in causal order, ending in one sentence."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from kvcommon.eventlog import redact_id
@@ -10,7 +10,7 @@ from kvreplay.facts import Collector, Facts
 from kvreplay.links import Mentions, RequestLinks, Touch
 from kvreplay.loading import Entry, LogSet, plain
 from kvreplay.merge import merge
-from kvreplay.words import command_text, event_text
+from kvreplay.words import command_text, event_text, millis
 
 #: A story is cut behind so many lines; its sentence is made from all records.
 MAX_LINES: Final = 5000
@@ -102,29 +102,60 @@ def tell(logs: LogSet, request_id: str) -> Story:
     """Tell the story of a request that ``find_request`` found."""
     links = RequestLinks(request_id)
     collector = Collector(links)
-    lines: list[Line] = []
-    num_left_out = 0
-    for line in _lines(logs, links, collector):
-        if len(lines) < MAX_LINES:
-            lines.append(line)
-        else:
-            num_left_out += 1
-    facts = collector.facts
-    return Story(request_id, lines, num_left_out, facts, sentence(facts))
-
-
-def _lines(logs: LogSet, links: RequestLinks, collector: Collector) -> Iterator[Line]:
-    start_ns: int | None = None
+    lines = Lines(MAX_LINES)
     for entry in merge(logs.logs):
         touch = links.touch(entry)
-        if not touch:
-            continue
-        collector.add(entry, touch)
-        start_ns = entry.at_ns if start_ns is None else start_ns
-        yield from lines_of(entry, touch, entry.at_ns - start_ns)
+        if touch:
+            collector.add(entry, touch)
+            lines.add(entry, touch)
+    facts = collector.facts
+    return Story(request_id, lines.lines, lines.num_left_out, facts, sentence(facts))
 
 
-def lines_of(entry: Entry, touch: Touch, offset: int) -> Iterator[Line]:
+class Lines:
+    """A story's lines, record by record, up to a bound.
+
+    vLLM asks about a waiting request in every step. A question that is asked, and answered, as the
+    one before is counted in its line instead of repeated.
+    """
+
+    def __init__(self, max_lines: int) -> None:
+        """No lines yet."""
+        self.lines: list[Line] = []
+        self.num_left_out = 0
+        #: When the first record was.
+        self.start_ns: int | None = None
+        self._max_lines = max_lines
+        #: The newest record: its process and words, where its lines begin, how often it came.
+        self._said: tuple[str, ...] = ()
+        self._first: Line | None = None
+        self._index = 0
+        self._count = 1
+
+    def add(self, entry: Entry, touch: Touch) -> None:
+        """Take in the next record."""
+        self.start_ns = entry.at_ns if self.start_ns is None else self.start_ns
+        new = list(_lines_of(entry, touch, entry.at_ns - self.start_ns))
+        said = (entry.log, *(line.text for line in new))
+        if said == self._said and self._first is not None:
+            self._repeat(new[0])
+            return
+        self._said, self._first, self._index, self._count = said, new[0], len(self.lines), 1
+        kept = new[: max(0, self._max_lines - len(self.lines))]
+        self.lines += kept
+        self.num_left_out += len(new) - len(kept)
+
+    def _repeat(self, newest: Line) -> None:
+        first = self._first
+        if first is None or self._index >= len(self.lines):
+            return
+        self._count += 1
+        until = millis(newest.offset_ns)
+        text = f"{first.text}; {self._count} times, until +{until}"
+        self.lines[self._index] = replace(first, text=text)
+
+
+def _lines_of(entry: Entry, touch: Touch, offset: int) -> Iterator[Line]:
     """Yield the lines of one record: the event, and what of its commands is the request's."""
     text = event_text(entry.event)
     if entry.fault:
