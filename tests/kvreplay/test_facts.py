@@ -49,6 +49,16 @@ def test_outcomes() -> None:
     assert (spoilt.outcome, spoilt.reason) == ("failed-load", reasons.EXPIRED)
 
 
+def test_a_job_is_over_when_every_rank_has_ended_it() -> None:
+    done = msg.JobEnd(job_id=1, outcome=msg.JobOutcome.DONE)
+    half = job((0, done))
+    half.ranks = [0, 1]
+    assert not half.is_over
+    assert Facts("r", jobs={1: half}).outcome == "open-load"
+    half.ends[1] = done
+    assert half.is_over
+
+
 def test_the_missing_part_is_named_by_block_and_rank(tmp_path: Path) -> None:
     pair = Pair(tmp_path, ranks=3)
     pair.put("a", 2)
@@ -192,5 +202,8 @@ def test_what_an_engine_leaves_behind_when_it_dies(tmp_path: Path) -> None:
     assert "its save of 1 block in step 5 was dropped with the engine (engine-lost)" in (
         told.sentence
     )
-    assert "its engine was lost before it had finished: the model side of eng-1#0" in told.sentence
+    assert "its engine was lost before it had finished: first, the model side of eng-1#0" in (
+        told.sentence
+    )
+    assert "the scheduler side" not in told.sentence
     assert "not ended" not in told.sentence

@@ -47,9 +47,12 @@ def sentence(facts: Facts) -> str:
         parts.append(f"was preempted {often}, because vLLM had no free blocks")
     told = {_end_of(facts, rank) for job in facts.jobs.values() for rank in job.lost_ranks}
     lost = [text for text in dict.fromkeys(facts.lost) if text not in told]
+    if facts.engine_lost:
+        parts.append(f"its engine was lost before it had finished: first, {facts.peers_lost[0]}")
+    else:
+        lost += dict.fromkeys(facts.peers_lost)
     if lost:
-        how = "its engine was lost before it had finished: " if facts.engine_lost else "meanwhile "
-        parts.append(how + " and ".join(lost))
+        parts.append("meanwhile " + " and ".join(lost))
     text = "; ".join(part for part in parts if part)
     return f"Request {facts.request_id} {text}."
 
@@ -189,7 +192,9 @@ def _save_clauses(facts: Facts) -> list[str]:
     saves = [job for job in facts.jobs.values() if not job.is_load]
     dropped = [job for job in saves if job.lost_ranks]
     whole = [job for job in saves if not job.lost_ranks]
-    done = [job for job in whole if job.ended(msg.JobOutcome.DONE) and not job.tainted]
+    done = [
+        job for job in whole if job.is_over and job.ended(msg.JobOutcome.DONE) and not job.tainted
+    ]
     parts = []
     if done:
         saved = sum(job.num_blocks - len(job.failed_blocks) for job in done)
@@ -225,12 +230,12 @@ def _save_clauses(facts: Facts) -> list[str]:
     if failed:
         number = count(sum(len(job.failed_blocks) or job.num_blocks for job in failed), "block")
         parts.append(f"could not save {number} in {_steps(failed)} ({_words(failed)})")
-    orphans = [job for job in whole if not job.ends and job.engine_lost]
+    orphans = [job for job in whole if not job.is_over and job.engine_lost]
     if orphans:
         number = count(sum(job.num_blocks for job in orphans), "block")
         text = f"its save of {number} in {_steps(orphans)} was dropped with the engine"
         parts.append(f"{text} ({reasons.ENGINE_LOST})")
-    still = [job for job in whole if not (job.ends or job.engine_lost)]
+    still = [job for job in whole if not (job.is_over or job.engine_lost)]
     if still:
         parts.append(f"{count(len(still), 'save')} had not ended when the logs did")
     return parts

@@ -173,7 +173,7 @@ def _facts(facts: Facts) -> list[tuple[str, object]]:
         ("tokens to be loaded", facts.external_tokens),
         ("loads", [job for job in jobs if job[0] == "load"]),
         ("saves", [job for job in jobs if job[0] == "save"]),
-        ("lost", facts.lost),
+        ("lost", [*facts.lost, *facts.peers_lost]),
     ]
 
 

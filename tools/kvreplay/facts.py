@@ -26,6 +26,8 @@ class JobFacts:
     layerwise: bool
     num_blocks: int
     tainted: bool = False
+    #: Ranks whose daemon was told of it.
+    ranks: list[int] = field(default_factory=list)
     #: Ends by rank.
     ends: dict[int, msg.JobEnd] = field(default_factory=dict)
     #: Ranks whose daemon was lost before it had ended the job.
@@ -51,6 +53,11 @@ class JobFacts:
         if self.given_up_ns and words == {reasons.CANCELLED}:
             return [reasons.LATE]
         return sorted(words)
+
+    @property
+    def is_over(self) -> bool:
+        """Every rank has ended it, as far as is known."""
+        return bool(self.ends) and all(rank in self.ends for rank in self.ranks)
 
     @property
     def lost_ranks(self) -> list[int]:
@@ -87,6 +94,8 @@ class Facts:
     jobs: dict[int, JobFacts] = field(default_factory=dict)
     finished: bool = False
     lost: list[str] = field(default_factory=list)
+    #: Likewise, what daemons lost of the request's engine.
+    peers_lost: list[str] = field(default_factory=list)
     #: Ranks whose daemon was lost while a load was open.
     lost_ranks: list[int] = field(default_factory=list)
     #: How daemons were lost while any job of the request was open, by rank.
@@ -110,7 +119,7 @@ class Facts:
         if any(set(self.lost_ranks) - job.ends.keys() for job in loads):
             return "lost-load"
         if loads:
-            return "hit" if all(job.ends for job in loads) else "open-load"
+            return "hit" if all(job.is_over for job in loads) else "open-load"
         if self.matched_tokens is None:
             return "unanswered" if self.num_looked_up is not None else "unknown"
         return "unused-hit" if self.matched_tokens else "miss"
@@ -166,7 +175,7 @@ class Collector:
         elif isinstance(event, sched.StepScheduled):
             facts.num_preempted += facts.request_id in event.preempted
         elif isinstance(event, work.SchedulerSaid):
-            self._told(event.body)
+            self._told(event.body, rank_of(event.engine))
         elif isinstance(event, work.KeysFound):
             self._found(self._asked.pop((entry.log, event.op), ()), event.outcomes)
         else:
@@ -197,17 +206,17 @@ class Collector:
         elif isinstance(event, sched.StoreChanged) and not event.up:
             facts.lost.append(f"the store went down ({event.reason})")
         elif isinstance(event, work.PeerLost):
-            facts.lost.append(f"{_side(event)} was lost ({event.reason})")
+            facts.peers_lost.append(f"{_side(event)} was lost ({event.reason})")
             facts.engine_lost |= event.role == "scheduler" and not facts.finished
             for job in facts.jobs.values():
-                job.engine_lost |= not job.ends
+                job.engine_lost |= not job.is_over
 
     def _command(self, entry: Entry, command: object) -> None:
         facts = self.facts
         if isinstance(command, sched_do.SendToDaemon):
             if isinstance(command.body, msg.Lookup):
                 facts.lookup_sent_ns = entry.at_ns
-            self._told(command.body)
+            self._told(command.body, command.rank)
         elif isinstance(command, sched_do.HoldBlocks):
             self._planned_ns[command.job_id] = entry.at_ns
         elif isinstance(command, sched_do.AnswerMatch) and command.num_tokens is not None:
@@ -226,7 +235,7 @@ class Collector:
             elif isinstance(command.body, msg.JobsEnded):
                 self._ends(rank_of(command.engine), command.body.ends)
 
-    def _told(self, body: object) -> None:
+    def _told(self, body: object, rank: int) -> None:
         """A message that a daemon gets, seen at either end."""
         facts = self.facts
         if isinstance(body, msg.Lookup):
@@ -247,6 +256,8 @@ class Collector:
                         len(job.block_ids),
                         num_unknown=0 if known is None else len({*job.block_hashes} - known),
                     )
+                if job.job_id in facts.jobs and rank not in facts.jobs[job.job_id].ranks:
+                    facts.jobs[job.job_id].ranks.append(rank)
 
     def _found(self, keys: Sequence[str], outcomes: Sequence[Outcome]) -> None:
         """Note the first block that the store lacks, and for which ranks."""
