@@ -97,6 +97,13 @@ class FakeModel:
             self.memory[start:end] = bytes([value]) * (end - start)
         return self.block(block)
 
+    def write(self, block: int, data: bytes) -> None:
+        """Write all bytes of one block, in the order of a stored object."""
+        at = 0
+        for start, end in _ranges(block):
+            self.memory[start:end] = data[at : at + end - start]
+            at += end - start
+
     def clear(self, block: int) -> None:
         """Zero a block."""
         for start, end in _ranges(block):
