@@ -6,7 +6,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcommon import messages as msg
 from kvreplay.stats import Histogram, gather
+from kvsched.core import events as sched
 from tests.kvreplay import scenes
 
 
@@ -37,6 +39,25 @@ def test_reasons_of_misses_and_failures(tmp_path: Path) -> None:
     assert found["jobs"] == [
         {"kind": "save", "outcome": "cancelled", "reason": "tainted", "num": 1}
     ]
+
+
+def test_what_a_daemon_took_along_has_failed(tmp_path: Path) -> None:
+    scene = scenes.Scene(tmp_path)
+    scenes.hit(scene)
+    for epoch in (2, 3):
+        scenes.plan(scene, msg.StepPlan(step=6, saves=(scenes.save_job(),)))
+        scene.sched(
+            sched.DaemonReady(now_ns=scene.tick(), rank=0, epoch=epoch, attached=True)
+        )
+    scenes.plan(scene, msg.StepPlan(step=9, loads=(scenes.load_job(),)))
+    lost = sched.DaemonLost(now_ns=scene.tick(), rank=0, dead=True, reason="killed")
+    scene.sched(lost)
+    scene.sched(lost)
+    assert gather(scene.close()).jobs == {
+        ("load", "done", ""): 1,
+        ("load", "failed", "daemon-lost"): 1,
+        ("save", "failed", "daemon-lost"): 1,
+    }
 
 
 def test_an_unfinished_request_counts_with_its_last_answer(tmp_path: Path) -> None:

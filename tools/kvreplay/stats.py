@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from kvcommon import messages as msg
+from kvcommon import reasons
 from kvreplay.loading import Entry, LogSet
 from kvreplay.merge import merge
 from kvreplay.ops import ANSWERS, ended_op, plan_jobs, started_op
@@ -123,6 +124,10 @@ class _Gatherer:
         self._open: dict[tuple[str, str, int], int] = {}
         #: Whether a job is a load or a save, by log and id.
         self._kinds: dict[tuple[str, int], str] = {}
+        #: Open jobs and whether they are loads or saves, by log and rank.
+        self._jobs: dict[tuple[str, int], dict[int, str]] = {}
+        #: Epoch of the daemon of a rank, by log and rank.
+        self._epochs: dict[tuple[str, int], int] = {}
         #: Last answer of requests that vLLM still asks about.
         self._answers: dict[str, str] = {}
 
@@ -161,11 +166,23 @@ class _Gatherer:
             self._close("lookup", entry, event.result.lookup_id)
         elif isinstance(event, sched.PlanAcked):
             self._close("plan to ack", entry, _pair(event.step, event.rank))
+        elif isinstance(event, sched.DaemonLost) and event.dead:
+            self._died(entry.log, event.rank)
+        elif isinstance(event, sched.DaemonReady):
+            if self._epochs.setdefault((entry.log, event.rank), event.epoch) != event.epoch:
+                self._died(entry.log, event.rank)
+            self._epochs[entry.log, event.rank] = event.epoch
         elif isinstance(event, sched.JobsReported):
             for end in event.ends:
                 kind = self._kinds.get((entry.log, end.job_id), "job")
+                self._jobs.get((entry.log, event.rank), {}).pop(end.job_id, None)
                 self._close(kind, entry, _pair(end.job_id, event.rank), name=f"{kind} job")
                 stats.jobs[kind, end.outcome.value, end.reason] += 1
+
+    def _died(self, log: str, rank: int) -> None:
+        """A daemon is dead: what it had not ended has failed."""
+        for kind in self._jobs.pop((log, rank), {}).values():
+            self._stats.jobs[kind, msg.JobOutcome.FAILED.value, reasons.DAEMON_LOST] += 1
 
     def _worker_event(self, event: msgspec.Struct | None) -> None:
         if isinstance(event, work.LayersLoaded):
@@ -190,6 +207,9 @@ class _Gatherer:
                     kind = "load" if isinstance(job, msg.LoadJob) else "save"
                     self._kinds[entry.log, job.job_id] = kind
                     self._start(kind, entry, _pair(job.job_id, command.rank))
+                    still = self._jobs.setdefault((entry.log, command.rank), {})
+                    if len(still) < _MAX_OPEN:
+                        still[job.job_id] = kind
                 while len(self._kinds) > _MAX_OPEN:
                     del self._kinds[next(iter(self._kinds))]
 
