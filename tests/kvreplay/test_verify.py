@@ -9,7 +9,8 @@ import pytest
 
 from kvcommon import messages as msg
 from kvcommon.errors import LocalProtocolError
-from kvcommon.eventlog import LogWriter, Recorder, make_header
+from kvcommon.eventlog import Dropped, LogWriter, Recorder, make_header
+from kvcommon.eventlog.format import FRAME, checksum
 from kvreplay.loading import LogSet, open_logs
 from kvreplay.verify import AnyCore, Result, Verdict, verify
 from kvsched.core.commands import AnswerMatch
@@ -169,6 +170,30 @@ def test_a_damaged_record_stops_the_replay_and_says_where(tmp_path: Path) -> Non
     assert 0 < replay.num_records < 9
     assert "missing" in replay.why
     assert any("offset" in text for text in verdict.problems["s"])
+    assert verdict.status == 2
+
+
+def test_damage_at_the_very_end_is_not_all_is_well(tmp_path: Path) -> None:
+    record(tmp_path, *[ask() for _ in range(9)])
+    path = tmp_path / "s.0.kvlog"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    verdict = check(open_logs([tmp_path]))
+    (replay,) = verdict.replays
+    assert (replay.result, replay.num_records) == (Result.INCOMPLETE, 8)
+    assert "behind record 8" in replay.why
+    assert verdict.status == 2
+
+
+def test_records_dropped_at_the_very_end_are_not_all_is_well(tmp_path: Path) -> None:
+    record(tmp_path, ask(), ask())
+    path = tmp_path / "s.0.kvlog"
+    note = msgspec.msgpack.encode(Dropped(num_dropped=7, first_seq=3, last_seq=9))
+    data = path.read_bytes()
+    path.write_bytes(data + FRAME.pack(len(note), checksum(note, len(data))) + note)
+    verdict = check(open_logs([tmp_path]))
+    assert verdict.replays[0].result is Result.INCOMPLETE
     assert verdict.status == 2
 
 

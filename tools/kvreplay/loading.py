@@ -76,7 +76,7 @@ class Log:
     shift_ns: int = 0
     #: What is wrong with the files, in words.
     problems: list[str] = field(default_factory=list)
-    #: Records are missing somewhere (not: at the end).
+    #: Records are missing somewhere, or cannot be read (not: a torn last one).
     has_gaps: bool = False
 
     @property
@@ -152,6 +152,8 @@ class Log:
         name = reader.path.name
         if reader.torn:
             self._problem(f"{name}: the last record is torn (normal after a crash)")
+        # Behind the last record that can be read, no number shows that one is missing.
+        self.has_gaps |= bool(reader.num_damaged or reader.dropped)
         for damage in reader.damage:
             self._problem(
                 f"{name}: {damage.num_bytes} bytes at offset {damage.offset} skipped: "

@@ -115,9 +115,12 @@ def verify(logs: LogSet, cores: Mapping[str, MakeCore] = CORES) -> Verdict:
     """
     replays = [replay(log, cores[log.header.core]) for log in logs.logs]
     # Replaying may have stopped early; the rules need to know about gaps anywhere.
-    for log in logs.logs:
+    for log, one in zip(logs.logs, replays, strict=True):
         for _ in log:
             pass
+        if log.has_gaps and one.result is Result.SAME:
+            one.result = Result.INCOMPLETE
+            one.why = f"records behind record {one.num_records} are missing or cannot be read"
     whole = frozenset(log.label for log in logs.logs if log.begins_at_start and not log.has_gaps)
     judgement = check_rules(logs.logs, whole)
     problems = {log.label: log.problems for log in logs.logs if log.problems}
@@ -129,7 +132,8 @@ def replay(log: Log, make_core: MakeCore) -> Replay:
     found = Replay(log.label, log.header.core, Result.SAME)
     if not log.begins_at_start:
         found.result = Result.NOT_REPLAYED
-        found.why = "the beginning of the log was rotated away, so there is nothing to start from"
+        why = "is not in a ring" if "first_seq" in log.header.info else "was rotated away"
+        found.why = f"the beginning of the log {why}, so there is nothing to start from"
         return found
     try:
         core = make_core(log.header.config)

@@ -106,7 +106,7 @@ class Driver:
         """
         began = time.monotonic()
         self._deadline_s = began + self._options.limit_s
-        needs = find_needs(merge(self._logs))
+        needs = find_needs(merge(self._logs), self._options.only)
         for mark, attach in needs.attaches.items():
             self._marks[mark] = fingerprint(renamed(attach.namespace, self._word))
         try:
@@ -293,7 +293,11 @@ class Driver:
 
     def _seed(self, label: str, needs: Needs, mark: str) -> None:
         """Store what the recording takes for granted."""
-        objects = [(key_group(key), bytes.fromhex(key_hash(key))) for key in needs.of(mark)]
+        objects = []
+        for key in needs.of(mark):
+            # A key that is none of ours is nothing that could be stored.
+            with contextlib.suppress(ValueError):
+                objects.append((key_group(key), bytes.fromhex(key_hash(key))))
         if not objects:
             return
         attach = needs.attaches[mark]
