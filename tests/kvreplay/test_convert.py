@@ -6,6 +6,7 @@ The file of format 0 was written by ``write_format_0``:
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,24 @@ def test_what_cannot_be_converted_is_said(tmp_path: Path, data: bytes, text: str
         convert(path, tmp_path / "out")
     out = tmp_path / "out"
     assert not out.exists() or list(out.iterdir()) == []
+
+
+def test_a_name_cannot_lead_out_of_the_directory(tmp_path: Path) -> None:
+    old = {"side": "worker", "name": "../evil", "pid": 1, "started_ns": 1, "config": {}}
+    path = tmp_path / "bad"
+    path.write_bytes(b"kvflog\x00\x00" + frame(old))
+    with pytest.raises(LogFormatError, match="not a name"):
+        convert(path, tmp_path / "out")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["bad", "out"]
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(LogFormatError, match="not a regular file"):
+        convert(tmp_path / "fifo", tmp_path / "out")
+    with pytest.raises(LogFormatError, match="no such file"):
+        convert(tmp_path / "none", tmp_path / "out")
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

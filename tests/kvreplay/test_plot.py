@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvreplay.plot import PlotError, collect, draw
+from kvreplay.plot import PlotError, StepTimes, collect, draw
 from tests.kvreplay import scenes
 
 MS = scenes.MS
@@ -29,6 +29,13 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     scenes.hit(scene)
     draw(collect(scene.close()), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_engine_is_not_taken_for_a_formula(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    step = StepTimes("$\\frac$#0", 1, 0, loaded=[(MS, 1)], written=[(MS, 1)])
+    draw([step], tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:

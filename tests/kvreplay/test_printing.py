@@ -32,7 +32,12 @@ def text_of(scene: scenes.Scene, name: str) -> str:
 
 
 def test_control_sequences_do_not_pass() -> None:
-    assert printing.clean("a\x1b[31mb\nc\x9b") == "a?[31mb\nc?"
+    assert printing.clean("a\x1b[31mb\x9b") == "a?[31mb?"
+
+
+def test_a_line_of_a_log_does_not_pass_for_one_of_ours() -> None:
+    lines = printing.clean("x\nrules: none is broken").splitlines()
+    assert lines == ["x", "    | rules: none is broken"]
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,11 @@ class BlocksAsPlanned(Rule):
         super().__init__(whole)
         #: Open jobs by log and engine key, then id.
         self._jobs: dict[tuple[str, str], dict[int, _Job]] = {}
-        #: Running copies by log and op, with the jobs that they are for.
+        #: The same by step.
+        self._steps: dict[tuple[str, str, int], dict[int, _Job]] = {}
+        #: Running copies by log and op, with the jobs that they are for; and by these jobs.
         self._running: dict[tuple[str, int], tuple[str, frozenset[int]]] = {}
+        self._moving: dict[tuple[str, str, int], set[int]] = {}
 
     def check(self, entry: Entry) -> _Found:
         """Note plans and ends; judge every copy."""
@@ -60,11 +63,14 @@ class BlocksAsPlanned(Rule):
             return
         op = ended_op(event)
         if op is not None:
-            self._running.pop((entry.log, op), None)
+            engine, served = self._running.pop((entry.log, op), ("", frozenset()))
+            for job_id in served:
+                self._moving.get((entry.log, engine, job_id), set()).discard(op)
         if isinstance(event, work.SchedulerSaid) and isinstance(event.body, msg.StepPlan):
             jobs = self._jobs.setdefault((entry.log, event.engine), {})
+            step = self._steps.setdefault((entry.log, event.engine, event.body.step), {})
             for job in plan_jobs(event.body):
-                jobs[job.job_id] = _Job(
+                jobs[job.job_id] = step[job.job_id] = _Job(
                     job.job_id, isinstance(job, msg.LoadJob), event.body.step, _blocks_of(job)
                 )
         for command in entry.commands:
@@ -79,8 +85,8 @@ class BlocksAsPlanned(Rule):
         is_load = isinstance(command, work_do.LoadLayers)
         jobs = [
             job
-            for job in self._jobs.get((log, command.engine), {}).values()
-            if job.is_load == is_load and job.step == command.step
+            for job in self._steps.get((log, command.engine, command.step), {}).values()
+            if job.is_load == is_load
         ]
         served: set[int] = set()
         for key, block_id in zip(command.keys, command.block_ids, strict=False):
@@ -90,6 +96,8 @@ class BlocksAsPlanned(Rule):
             if not mine:
                 yield from self._stray(command, jobs, wanted, block_id)
         self._running[log, command.op] = (command.engine, frozenset(served))
+        for job_id in served:
+            self._moving.setdefault((log, command.engine, job_id), set()).add(command.op)
 
     @staticmethod
     def _stray(
@@ -110,11 +118,15 @@ class BlocksAsPlanned(Rule):
     def _ended(self, log: str, engine: str, ends: Sequence[msg.JobEnd]) -> _Found:
         jobs = self._jobs.get((log, engine), {})
         for end in ends:
-            jobs.pop(end.job_id, None)
-            for (owner, op), (key, served) in self._running.items():
-                if owner == log and key == engine and end.job_id in served:
-                    text = f"job {end.job_id} is said to have ended while op {op} still moves its"
-                    yield f"{text} blocks", end.job_id
+            job = jobs.pop(end.job_id, None)
+            if job is not None:
+                key = (log, engine, job.step)
+                self._steps.get(key, {}).pop(job.job_id, None)
+                if not self._steps.get(key, True):
+                    del self._steps[key]
+            for op in sorted(self._moving.pop((log, engine, end.job_id), ())):
+                text = f"job {end.job_id} is said to have ended while op {op} still moves its"
+                yield f"{text} blocks", end.job_id
 
 
 class HitsComplete(Rule):

@@ -21,6 +21,7 @@ from kvcommon.eventlog.format import (
     MAGIC,
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
+    NAME_PATTERN,
     PREAMBLE,
     LogHeader,
     checksum,
@@ -61,6 +62,9 @@ def format_of(path: Path) -> int:
         LogFormatError: it is none of ours.
         OSError: it cannot be read.
     """
+    # Nothing but a regular file ends for sure: a FIFO would be waited for.
+    if not path.is_file():
+        raise LogFormatError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     with path.open("rb") as file:
         head = file.read(len(PREAMBLE))
     if not head.startswith(MAGIC) or len(head) < len(PREAMBLE):
@@ -97,6 +101,9 @@ def convert(path: Path, out: Path) -> Path:
             at = steps[-1]
             version += 1
         header = msgspec.msgpack.decode(_first_payload(at), type=LogHeader)
+        if NAME_PATTERN.fullmatch(header.name) is None:
+            # It would become a path.
+            raise LogFormatError(f"{path}: the header is broken: not a name: {header.name[:200]!r}")
         target = out / log_file_name(header.name, header.part)
         os.link(at, target)
     except _DECODE_ERRORS as error:

@@ -141,7 +141,9 @@ def draw(steps: list[StepTimes], path: Path, *, max_steps: int = 6) -> None:
 
 
 def _draw_step(axes: "Axes", step: StepTimes, colour: str, *, save: bool) -> None:
-    name = f"step {step.step} of {engine_name(step.engine)}"
+    # A dollar sign would begin a formula.
+    engine = engine_name(step.engine).replace("$", r"\$")
+    name = f"step {step.step} of {engine}"
     line = step.written if save else step.loaded
     style: dict[str, Any] = {"where": "post", "color": colour}
     axes.step(*_points(line), label=name, marker="o", markersize=3, **style)

@@ -16,8 +16,9 @@ from kvreplay.words import millis, size
 
 
 def clean(text: str) -> str:
-    """A log must not be able to send control sequences to a terminal."""
-    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+    """A log must not send control sequences to a terminal, or lines that pass for ours."""
+    text = "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+    return text.replace("\n", "\n    | ")
 
 
 def new_console() -> Console:

@@ -157,6 +157,8 @@ class FreeAfterEnds(Rule):
         self._held: dict[tuple[str, int], tuple[int, ...]] = {}
         #: Ranks that have not reported, by log and job.
         self._waiting: dict[tuple[str, int], set[int]] = {}
+        #: The same by log and rank: jobs that a rank may not have reported.
+        self._given: dict[tuple[str, int], set[int]] = {}
         self._epochs: dict[tuple[str, int], int] = {}
 
     def check(self, entry: Entry) -> Iterator[tuple[str, int | None]]:
@@ -170,6 +172,7 @@ class FreeAfterEnds(Rule):
             ):
                 for job in plan_jobs(command.body):
                     self._waiting.setdefault((entry.log, job.job_id), set()).add(command.rank)
+                    self._given.setdefault((entry.log, command.rank), set()).add(job.job_id)
             elif isinstance(command, sched_do.HoldBlocks):
                 if (entry.log, command.job_id) in self._held:
                     yield f"blocks of job {command.job_id} are held twice", command.job_id
@@ -183,6 +186,7 @@ class FreeAfterEnds(Rule):
         if isinstance(event, sched.JobsReported):
             for end in event.ends:
                 self._waiting.get((log, end.job_id), set()).discard(event.rank)
+                self._given.get((log, event.rank), set()).discard(end.job_id)
         elif isinstance(event, sched.DaemonLost) and event.dead:
             self._gone(log, event.rank)
         elif isinstance(event, sched.DaemonReady):
@@ -192,9 +196,8 @@ class FreeAfterEnds(Rule):
 
     def _gone(self, log: str, rank: int) -> None:
         """A daemon's process is dead: it touches no block any more."""
-        for (owner, _), ranks in self._waiting.items():
-            if owner == log:
-                ranks.discard(rank)
+        for job in self._given.pop((log, rank), set()):
+            self._waiting.get((log, job), set()).discard(rank)
 
     def _free(self, log: str, command: sched_do.FreeBlocks) -> Iterator[tuple[str, int | None]]:
         job_id = command.job_id

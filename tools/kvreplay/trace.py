@@ -5,6 +5,7 @@ Slices are operations, from their command to their event; layers of a load are s
 steps are markers; arrows lead from a plan of the scheduler side to the operations that it caused.
 """
 
+import heapq
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -47,15 +48,23 @@ class _Tracks:
 
     pid: int
     numbers: dict[tuple[str, int], int] = field(default_factory=dict)
-    #: Lanes in use by kind.
-    busy: dict[str, set[int]] = field(default_factory=dict)
+    #: Lanes of each kind that were in use and are free again, the lowest first.
+    _free: dict[str, list[int]] = field(default_factory=dict)
+    #: How many lanes each kind has, and which lane a track is.
+    _num_lanes: dict[str, int] = field(default_factory=dict)
+    _lanes: dict[int, int] = field(default_factory=dict)
 
     def take(self, kind: str) -> tuple[int, bool]:
         """Return a free track for the kind, and whether it is new."""
-        busy = self.busy.setdefault(kind, set())
-        lane = next(number for number in range(len(busy) + 1) if number not in busy)
-        busy.add(lane)
-        return self.number(kind, lane)
+        free = self._free.setdefault(kind, [])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane = self._num_lanes.get(kind, 0)
+            self._num_lanes[kind] = lane + 1
+        track, new = self.number(kind, lane)
+        self._lanes[track] = lane
+        return track, new
 
     def number(self, kind: str, lane: int = 0) -> tuple[int, bool]:
         """Return the number of a track, and whether it is new."""
@@ -64,9 +73,9 @@ class _Tracks:
 
     def give_back(self, kind: str, track: int) -> None:
         """The operation on this track has ended."""
-        for lane in list(self.busy.get(kind, ())):
-            if self.numbers[kind, lane] == track:
-                self.busy[kind].discard(lane)
+        lane = self._lanes.pop(track, None)
+        if lane is not None:
+            heapq.heappush(self._free.setdefault(kind, []), lane)
 
 
 def write_trace(logs: LogSet, out: TextIO) -> int:

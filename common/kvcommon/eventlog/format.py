@@ -33,6 +33,8 @@ MAX_PAYLOAD_BYTES: Final = (16 << 20) - 1
 MAX_HEADER_BYTES: Final = 1 << 20
 #: What a log may be called: it becomes part of a file name and of every cause.
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
+#: No part has a higher number: nine digits, as in file names.
+MAX_PART: Final = 999_999_999
 #: What file names look like: name, part.
 _FILE_PATTERN: Final = re.compile(rf"({NAME_PATTERN.pattern})\.(\d{{1,9}})\.kvlog(?:\.gz)?")
 _STIMULUS_PATTERN: Final = re.compile(rf"({NAME_PATTERN.pattern}):(\d{{1,18}})")

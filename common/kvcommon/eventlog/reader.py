@@ -5,6 +5,7 @@ size. A torn last record is normal. Anything else that is not a record is named 
 skipped: the reader looks for the next place at which a whole frame stands.
 """
 
+import errno
 import os
 import re
 import stat
@@ -22,7 +23,9 @@ from kvcommon.eventlog.format import (
     FRAME,
     MAGIC,
     MAX_HEADER_BYTES,
+    MAX_PART,
     MAX_PAYLOAD_BYTES,
+    NAME_PATTERN,
     PREAMBLE,
     Damage,
     Dropped,
@@ -184,6 +187,11 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[LogHeader, int]:
         header = _header_decoder.decode(payload)
     except _DECODE_ERRORS as error:
         raise LogFormatError(f"{path}: the header is broken: {error}") from None
+    # The name goes to terminals, into causes and into file names.
+    if NAME_PATTERN.fullmatch(header.name) is None:
+        raise LogFormatError(f"{path}: the header is broken: not a name: {header.name[:200]!r}")
+    if not 0 <= header.part <= MAX_PART:
+        raise LogFormatError(f"{path}: the header is broken: no part has number {header.part}")
     return header, start + FRAME.size + length
 
 
@@ -230,6 +238,8 @@ def _find_frame(file: BinaryIO, start: int, size: int, budget: int) -> tuple[int
     fd = file.fileno()
     at = start
     while at + _CANDIDATE_BYTES <= size:
+        # A frame has bytes that are not 0: a hole of a sparse file, however large, holds none.
+        at = max(at, _next_data(fd, at, size) - _CANDIDATE_BYTES)
         chunk = os.pread(fd, _CHUNK_BYTES, at)
         for match in _CANDIDATE.finditer(chunk):
             offset = at + match.start()
@@ -246,3 +256,12 @@ def _find_frame(file: BinaryIO, start: int, size: int, budget: int) -> tuple[int
             break
         at += len(chunk) - _CANDIDATE_BYTES + 1
     return size, budget
+
+
+def _next_data(fd: int, at: int, size: int) -> int:
+    """Where the file has bytes again, at this offset or behind it; ``size`` if nowhere."""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        # A file system that knows no holes has data everywhere.
+        return size if error.errno == errno.ENXIO else at

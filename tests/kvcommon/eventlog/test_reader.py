@@ -4,6 +4,7 @@ import os
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -165,6 +166,44 @@ def test_what_is_no_log_is_refused_in_words(tmp_path: Path, data: bytes, message
     path.write_bytes(data)
     with pytest.raises(LogFormatError, match=message):
         read_log(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "\x1b[31mred"},
+        {"name": "../../etc/x"},
+        {"name": "a\nb"},
+        {"name": ""},
+        {"part": -1},
+        {"part": 1 << 40},
+    ],
+)
+def test_a_header_that_names_what_no_writer_would_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    payload = msgspec.msgpack.encode(msgspec.structs.replace(header(), **changes))
+    frame = FRAME.pack(len(payload), checksum(payload, len(PREAMBLE))) + payload
+    path = tmp_path / "x.0.kvlog"
+    path.write_bytes(PREAMBLE + frame)
+    with pytest.raises(LogFormatError, match="header is broken") as caught:
+        read_log(path)
+    assert str(caught.value).isprintable()
+
+
+def test_a_huge_hole_costs_no_reading(tmp_path: Path) -> None:
+    """A terabyte of nothing, and a good record behind it."""
+    path = write(tmp_path, 2)
+    end = 1 << 40
+    payload = msgspec.msgpack.encode((3, "", event(3), [], ""))
+    with path.open("r+b") as file:
+        file.seek(end)
+        file.write(FRAME.pack(len(payload), checksum(payload, end)) + payload)
+    reader = read_log(path)
+    assert [record.seq for record in reader] == [1, 2, 3]
+    assert reader.num_damaged == 1
+    os.truncate(path, end)
+    assert [record.seq for record in reader] == [1, 2]
 
 
 def test_a_fifo_is_refused_and_does_not_hang(tmp_path: Path) -> None:
