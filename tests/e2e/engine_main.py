@@ -68,14 +68,14 @@ class Engine:
         self.connector().scheduler._log.flush()
         return {"free": pool.get_num_free_blocks()}
 
-    def wait_attached(self) -> None:
-        """Ask for lookups until every rank's daemon serves us."""
+    def wait_attached(self, attached: bool = True) -> None:
+        """Ask for lookups until every rank's daemon serves us, or until one does not."""
         shell = self.connector().scheduler
         deadline = time.monotonic() + DEADLINE_S
-        while not shell._core.serving:
+        while shell._core.serving is not attached:
             shell._poll()
             if time.monotonic() > deadline:
-                raise TimeoutError("no daemon has attached")
+                raise TimeoutError(f"no daemon has {'attached' if attached else 'gone'}")
             time.sleep(0.005)
 
     def reset(self) -> bool:
