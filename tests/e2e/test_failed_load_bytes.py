@@ -9,7 +9,7 @@ which can therefore look into its store.
 import contextlib
 import ctypes
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,17 @@ CHUNK = 128
 #: Both a multiple of the chunk, so that every computation has the same shapes.
 SHORT, LONG = 4 * CHUNK, 6 * CHUNK
 #: Objects are read layer by layer, as from another node, and the second read fails.
-FAILING = [
+FAILING: list[dict[str, Any]] = [
     {"call": "local", "what": "fail"},
     {"call": "get_ranges", "what": "fail", "outcome": "failed", "after": 1, "times": 1},
 ]
 
 
 @contextlib.contextmanager
-def daemon(stack: Stack, rules: list[dict[str, Any]]) -> Iterator[InlineDaemon]:
+def daemon(stack: Stack, rules: Sequence[dict[str, Any]]) -> Iterator[InlineDaemon]:
     """A daemon of the stack's run directory, with its store in this process."""
     plan = stack.folder / "plan.json"
-    plan.write_text(json.dumps({"store": rules}))
+    plan.write_text(json.dumps({"store": list(rules)}))
     config = DaemonConfig(
         device="cpu:0",
         store="memory",
@@ -81,7 +81,7 @@ def test_nothing_wrong_is_published(model: Path, reference: EngineProcess, tmp_p
     wanted = cold(reference, [words])
     stack = Stack(tmp_path, model, None)
     with stack.engine(max_num_batched_tokens=CHUNK) as engine:
-        with daemon(stack, []) as running:
+        with daemon(stack, ()) as running:
             engine.call("wait_attached")
             assert engine.generate([words])[0]["tokens"] == wanted[0]["tokens"]
             engine.forget()
