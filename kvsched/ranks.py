@@ -41,6 +41,7 @@ from kvsched.core.events import (
     StoreChanged,
 )
 from kvsched.link import DaemonLink, LinkChange, ProcessWatch
+from kvsched.silence import Silence, lived_ns
 
 logger = logging.getLogger("vllm.kvferry.ranks")
 
@@ -103,8 +104,8 @@ class Rank:
         self.pid = 0
         #: It was killed, and its death is still to be told.
         self.fenced = False
-        #: How long it has said nothing while we listened, ns.
-        self.silent_ns = 0
+        #: How long it has said nothing while we listened.
+        self.silence = Silence()
 
 
 class Ranks:
@@ -123,6 +124,8 @@ class Ranks:
         on_welcome: Callable[[Welcome], None],
         may_kill: Callable[[DaemonLink, int], bool] = is_its_process,
         watch: Callable[[int], ProcessWatch] = ProcessWatch,
+        patience_ns: Callable[[int], int] = lambda _rank: 0,
+        lived: Callable[[int], int] = lived_ns,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Open a conversation with each rank's daemon (it need not be there yet).
@@ -139,6 +142,8 @@ class Ranks:
             may_kill: Whether the process of this id may be killed, because it surely is the daemon
                 at the other end of this link and nothing else.
             watch: Watches a process by its id.
+            patience_ns: How much silence of a rank's daemon may be excused by a starved host.
+            lived: For how long a process has run or wanted to run, ns.
             now_ns: Monotonic clock.
         """
         self._engine = engine
@@ -148,6 +153,8 @@ class Ranks:
         self._heartbeat_ns = int(heartbeat_ms * 1e6)
         self._on_welcome = on_welcome
         self._watch_process = watch
+        self._patience_ns = patience_ns
+        self._lived_ns = lived
         self._now_ns = now_ns
         self._may_kill = may_kill
         self._polled_ns = now_ns()
@@ -184,7 +191,7 @@ class Ranks:
         gap_ns, self._polled_ns = now_ns - self._polled_ns, now_ns
         gap_ns = min(gap_ns, 2 * self._heartbeat_ns)
         for rank in self._ranks:
-            rank.silent_ns += gap_ns
+            rank.silence.total_ns += gap_ns
             self._poll_changes(rank, now_ns)
             self._poll_messages(rank, now_ns)
             if (rank.suspect or rank.fenced) and rank.watch.is_dead():
@@ -199,11 +206,18 @@ class Ranks:
                 self.send(rank.info.rank, Heartbeat(), "")
 
     def silences(self) -> tuple[tuple[int, int], ...]:
-        """(rank, ms) of those that have missed a heartbeat, while they may be alive."""
+        """(rank, ms) of those that have missed a heartbeat, while they may be alive.
+
+        Time in which the host gave them no processor does not count, up to ``patience_ns``.
+        """
         return tuple(
-            (rank.info.rank, rank.silent_ns // _NS_PER_MS)
+            (
+                rank.info.rank,
+                rank.silence.counted_ns(self._lived_ns(rank.pid), self._patience_ns(rank.info.rank))
+                // _NS_PER_MS,
+            )
             for rank in self._ranks
-            if rank.epoch and rank.silent_ns > 2 * self._heartbeat_ns
+            if rank.epoch and rank.silence.total_ns > 2 * self._heartbeat_ns
         )
 
     def fence(self, index: int) -> None:
@@ -217,7 +231,7 @@ class Ranks:
             "blocks: %s",
             rank.info.device,
             rank.pid,
-            rank.silent_ns // _NS_PER_MS,
+            rank.silence.total_ns // _NS_PER_MS,
             f"{problem}; its blocks stay reserved" if problem else "it is killed",
         )
         if problem:
@@ -254,7 +268,7 @@ class Ranks:
 
     def _poll_messages(self, rank: Rank, now_ns: int) -> None:
         while (message := rank.link.receive()) is not None:
-            rank.silent_ns = 0
+            rank.silence.heard()
             if isinstance(message, LinkChange):
                 logger.warning("kvferry: conversation with %s is broken", rank.info.endpoint)
                 self._break(rank, now_ns)

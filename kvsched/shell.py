@@ -47,6 +47,7 @@ from kvsched.metadata import RankInfo, StepMetadata, step_metadata
 from kvsched.promises import Promises
 from kvsched.ranks import Ranks, is_its_process
 from kvsched.recording import SchedulerLog
+from kvsched.silence import patience_ns
 from kvsched.steps import scheduled_step
 
 if TYPE_CHECKING:
@@ -155,6 +156,9 @@ class SchedulerShell:
             on_welcome=self._welcomed,
             # An inline daemon is a thread of the process that runs the model.
             may_kill=is_its_process if self._config.mode == "daemon" else _never,
+            patience_ns=lambda rank: patience_ns(
+                self._config.fence_timeout_ms, is_loading=self._core.is_loading(rank)
+            ),
         )
 
     # -- vLLM's calls --------------------------------------------------------------------------

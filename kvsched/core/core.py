@@ -113,6 +113,10 @@ class SchedCore:
         """Ranks whose daemons have not been told of a reset; they are before they serve again."""
         return tuple(rank.rank for rank in self._state.ranks.all() if rank.owes_reset)
 
+    def is_loading(self, rank: int) -> bool:
+        """The daemon of a rank has loads open, so that it may write blocks."""
+        return any(not job.is_save and rank in job.waiting for job in self._state.ledger)
+
     @property
     def num_held_blocks(self) -> int:
         """References that open jobs hold in vLLM's block pool."""

@@ -1,5 +1,6 @@
 """Killing a frozen daemon: only the process that surely is the daemon, and by its descriptor."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,11 +10,12 @@ from pathlib import Path
 import zmq
 
 from kvcommon.ids import EngineId, Epoch
-from kvcommon.messages import Welcome
+from kvcommon.messages import Hello, Welcome
 from kvsched.core.events import DaemonLost, DaemonReady, FenceFailed, SchedEvent
 from kvsched.link import DaemonLink, ProcessWatch
 from kvsched.ranks import RankInfo, Ranks
 from tests.support.daemonproc import DaemonProcess, command, environment
+from tests.support.fakedaemon import FakeDaemon
 
 PATIENCE_S = 30
 
@@ -33,7 +35,7 @@ def start(directory: Path) -> DaemonProcess:
 class Listener:
     """The scheduler side's conversation with one daemon."""
 
-    def __init__(self, endpoint: str, *, may_kill: bool = True) -> None:
+    def __init__(self, endpoint: str, *, may_kill: bool = True, patience_ms: int = 0) -> None:
         self.events: list[SchedEvent] = []
         info = RankInfo(
             rank=0,
@@ -54,6 +56,7 @@ class Listener:
             heartbeat_ms=100,
             on_welcome=self._welcome,
             may_kill=lambda link, pid: may_kill and self._is_it(link, pid),
+            patience_ns=lambda _: patience_ms * 1_000_000,
         )
         self.pid = 0
 
@@ -63,6 +66,12 @@ class Listener:
     @staticmethod
     def _is_it(link: DaemonLink, pid: int) -> bool:
         return link.peer_pid == pid
+
+    def silences(self) -> tuple[int, int]:
+        """How long the daemon has been silent, ms, and how much of it counts."""
+        self.ranks.poll()
+        counted = self.ranks.silences()
+        return self.ranks._ranks[0].silence.total_ns // 1_000_000, counted[0][1] if counted else 0
 
     def wait_for(self, kind: type[SchedEvent]) -> SchedEvent:
         deadline = time.monotonic() + PATIENCE_S
@@ -94,6 +103,50 @@ def test_a_frozen_daemon_is_known_by_the_kernel_and_killed(tmp_path: Path) -> No
         listener.ranks.close()
         daemon.process.kill()
         daemon.process.wait()
+
+
+def test_a_frozen_daemon_is_not_excused(tmp_path: Path) -> None:
+    daemon = start(tmp_path)
+    listener = Listener(daemon.endpoint, patience_ms=60_000)
+    try:
+        listener.wait_for(DaemonReady)
+        daemon.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, daemon.pid, os.WSTOPPED | os.WNOWAIT)
+        total = 0
+        while total < 1000:
+            total, counted = listener.silences()
+            assert counted in {0, total}
+            listener.ranks.wait(0, 20)
+    finally:
+        listener.ranks.close()
+        daemon.process.kill()
+        daemon.process.wait()
+
+
+def test_a_daemon_that_is_busy_is_excused_for_a_while() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    with FakeDaemon() as daemon:
+        listener = Listener(daemon.endpoint, patience_ms=300)
+        try:
+            daemon.hear(Hello)
+            daemon.welcome(pid=busy.pid)
+            listener.wait_for(DaemonReady)
+            deadline = time.monotonic() + PATIENCE_S
+            excused = 0
+            while excused < 300:
+                assert time.monotonic() < deadline
+                total, counted = listener.silences()
+                excused = total - counted if counted else 0
+                assert excused <= 300
+                listener.ranks.wait(0, 20)
+            for _ in range(20):
+                total, counted = listener.silences()
+                assert total - counted == 300, "no more than that"
+                listener.ranks.wait(0, 20)
+        finally:
+            listener.ranks.close()
+            busy.kill()
+            busy.wait()
 
 
 def test_what_may_not_be_killed_lives(tmp_path: Path) -> None:

@@ -114,6 +114,15 @@ def test_the_store_can_be_reset(world: ShellWorld) -> None:
     world.daemon.hear(ResetStore)
 
 
+def test_a_starved_daemon_has_less_time_while_it_loads(world: ShellWorld) -> None:
+    ranks = world.shell._ranks
+    assert ranks is not None
+    assert ranks._patience_ns(0) == 16_000_000_000
+    _, step = world.admit(request("r"), 3)
+    world.shell.plan(step)
+    assert ranks._patience_ns(0) == 1_600_000_000
+
+
 def test_a_reset_of_which_no_daemon_hears_is_not_done_yet(
     daemon: FakeDaemon, world: ShellWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
