@@ -73,7 +73,7 @@ class Stack:
     ) -> None:
         self._exits.close()
 
-    def daemon(self, device: str) -> DaemonProcess:
+    def daemon(self, device: str, arguments: Sequence[str] = ()) -> DaemonProcess:
         store = ["--store", "memory"]
         if self.mooncake is not None:
             store = ["--store", "mooncake", "--mooncake-config", str(self.mooncake)]
@@ -88,6 +88,7 @@ class Stack:
                 "--validate",
                 "--save",
                 self._save,
+                *arguments,
             ],
         )
 

@@ -2,121 +2,65 @@
 
     .venv/bin/python tests/histories/record.py [real[/NAME]] [faults] [violations]
 
-``real``: vLLM engines on this CPU, real daemons, the embedded store or a real Mooncake (minutes).
-``faults`` and ``violations``: both real cores in a small world that is broken around them, or with
-a core that is broken itself (``tests/kvreplay/test_broken_cores.py``); seconds.
+``real``: vLLM engines on this CPU, real daemons, the embedded store or a real Mooncake, and real
+faults (minutes). ``faults`` and ``violations``: both real cores in a small world that is broken
+around them, or with a core that is broken itself (``tests/kvreplay/test_broken_cores.py``);
+seconds.
 
-What each must say is beside it in ``expected.json``: read the difference before committing it.
+What each must say is beside it in ``expected.json``, and in ``test_matrix.py``: read the difference
+before committing it.
 """
 
-import contextlib
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "common"), str(ROOT / "tools")]
 
-from localmaster import LocalMaster  # noqa: E402
-from tests.e2e.engines import EngineError  # noqa: E402
-from tests.e2e.stack import Stack, mooncake_file, prompt  # noqa: E402
-from tests.histories.saying import says  # noqa: E402
+from tests.histories.saying import says, tells  # noqa: E402
+from tests.histories.scenes import REAL, STAGE  # noqa: E402
+from tests.histories.stage import Stage  # noqa: E402
 from tests.kvreplay.pair import Pair  # noqa: E402
 from tests.kvreplay.test_broken_cores import CORES  # noqa: E402
 from tests.kvreplay.test_faults import WORLD  # noqa: E402
 from tinymodel import make_model  # noqa: E402
 
 HERE = Path(__file__).parent
+#: Scenes played at once.
+NUM_AT_ONCE = 2
+#: vLLM on a busy machine does not always start.
+NUM_TRIES = 2
 
 
-def layerwise(stack: Stack) -> None:
-    """A prompt is saved in chunks, forgotten, loaded; then one that shares its beginning."""
-    with stack.engine(max_num_batched_tokens=128) as engine:
-        engine.call("wait_attached")
-        engine.generate([prompt(1, 300)])
-        engine.forget()
-        engine.generate([prompt(1, 300)])
-        engine.generate([[*prompt(1, 160), *prompt(2, 100)], prompt(3, 40)])
-        engine.settle()
+def record_real(title: str) -> None:
+    """Play one scene, and keep its logs if it could be played."""
+    play, setting = REAL[title]
+    folder = STAGE / title
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with Stage(folder, make_model(folder / "tiny"), setting) as stage:
+        play(stage)
+    keep(folder / "logs", HERE / "real" / title)
+    shutil.rmtree(folder)
 
 
-def asynchronous(stack: Stack) -> None:
-    """Loads between steps."""
-    with stack.engine(stack.connector(load="async")) as engine:
-        engine.call("wait_attached")
-        engine.generate([prompt(1, 200), prompt(2, 200)])
-        engine.forget()
-        engine.generate([prompt(1, 200), prompt(2, 200), prompt(3, 100)])
-        engine.settle()
+def record_every_real() -> list[str]:
+    """Each in a process of its own, twice if need be; returns those that failed."""
 
+    def record(title: str) -> str:
+        command = [sys.executable, __file__, f"real/{title}"]
+        for _ in range(NUM_TRIES):
+            if subprocess.run(command, check=False).returncode == 0:
+                return ""
+        return title
 
-def daemon_killed(stack: Stack) -> None:
-    """The daemon dies between two prompts; the engine serves on without it."""
-    with stack.engine() as engine:
-        engine.call("wait_attached")
-        engine.generate([prompt(1, 200)])
-        engine.forget()
-        stack.daemons["cpu:0"].kill()
-        engine.generate([prompt(1, 200)])
-
-
-def engine_killed(stack: Stack) -> None:
-    """The engine dies; another one takes what it had saved."""
-    with contextlib.suppress(EngineError), stack.engine() as engine:
-        engine.call("wait_attached")
-        engine.generate([prompt(1, 200)])
-        engine.settle()
-        engine.kill()
-        raise EngineError
-    with stack.engine() as engine:
-        engine.call("wait_attached")
-        engine.generate([prompt(1, 200)])
-        engine.settle()
-
-
-def two_ranks(stack: Stack) -> None:
-    """A model on two ranks, each with its daemon; saved, forgotten, loaded."""
-    with stack.engine(tensor_parallel_size=2, distributed_executor_backend="mp") as engine:
-        engine.call("wait_attached")
-        engine.generate([prompt(1, 200)])
-        engine.forget()
-        engine.generate([prompt(1, 200), prompt(2, 70)])
-        engine.settle()
-
-
-class Scene(NamedTuple):
-    """What is recorded as ``real``."""
-
-    play: Callable[[Stack], None]
-    with_mooncake: bool = False
-    devices: tuple[str, ...] = ("cpu:0",)
-
-
-REAL = {
-    "layerwise": Scene(layerwise),
-    "mooncake": Scene(layerwise, with_mooncake=True),
-    "asynchronous": Scene(asynchronous),
-    "daemon-killed": Scene(daemon_killed),
-    "engine-killed": Scene(engine_killed),
-    "two-ranks": Scene(two_ranks, with_mooncake=True, devices=("cpu:0", "cpu:1")),
-}
-
-
-def record_real(titles: Iterable[str]) -> None:
-    with tempfile.TemporaryDirectory(prefix="kvh") as name, LocalMaster() as master:
-        model = make_model(Path(name) / "tiny")
-        for title in titles:
-            scene = REAL[title]
-            folder = Path(name) / title
-            folder.mkdir()
-            config = mooncake_file(folder, master.address) if scene.with_mooncake else None
-            with Stack(folder, model, config, scene.devices) as stack:
-                scene.play(stack)
-            keep(folder / "logs", HERE / "real" / title)
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        return list(filter(None, pool.map(record, REAL)))
 
 
 def record_made(kind: str) -> None:
@@ -137,15 +81,22 @@ def keep(logs: Path, target: Path) -> None:
     target.mkdir(parents=True)
     for path in sorted(logs.glob("*.kvlog")):
         shutil.copy(path, target)
-    expected = json.dumps(says(target), indent=1)
-    (target / "expected.json").write_text(expected + "\n", encoding="utf-8")
-    print(f"{target.relative_to(HERE)}: {expected}")  # noqa: T201 - for whoever runs it
+    expected = says(target)
+    (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
+    # For whoever runs it.
+    sys.stdout.write(f"{target.parent.name}/{target.name}: verify says {expected['status']}\n")
+    sys.stdout.writelines(f"  {one}\n" for one in tells(target))
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or ("real", "faults", "violations"):
         kind, _, title = wanted.partition("/")
-        if kind == "real":
-            record_real([title] if title else REAL)
+        if title:
+            record_real(title)
+        elif kind == "real":
+            failed = record_every_real()
+            if failed:
+                sys.exit(f"could not be recorded: {', '.join(failed)}")
         else:
             record_made(wanted)

@@ -19,3 +19,10 @@ def says(directory: Path) -> dict[str, object]:
             for story in read_requests(logs)
         },
     }
+
+
+def tells(directory: Path) -> list[str]:
+    """Every request's sentence, and what was open at the end."""
+    logs = open_logs([directory])
+    sentences = [story.sentence for story in read_requests(logs)]
+    return [*sentences, *(one.sentence for one in verify(logs).judgement.open)]

@@ -202,7 +202,7 @@ class Collector:
                 facts.lost_ranks.append(event.rank)
         elif isinstance(event, sched.FenceFailed):
             text = f"the silent daemon of rank {event.rank} could not be killed ({event.reason})"
-            facts.lost.append(text)
+            facts.lost.append(f"{text}, and its blocks stay reserved until it is heard of again")
         elif isinstance(event, sched.StoreChanged) and not event.up:
             facts.lost.append(f"the store went down ({event.reason})")
         elif isinstance(event, work.PeerLost):
