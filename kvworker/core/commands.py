@@ -164,6 +164,21 @@ class ProbeStore(Command, frozen=True, kw_only=True, omit_defaults=True):
     op: int
 
 
+#: Commands that start work: each is answered by one event that quotes its ``op``.
+WorkCommand = Union[
+    MapEngine,
+    UnmapEngine,
+    FindKeys,
+    OpenPuts,
+    WriteLayers,
+    ClosePuts,
+    OpenGets,
+    LoadLayers,
+    CloseGets,
+    ResetNamespace,
+    ProbeStore,
+]
+
 WorkerCommand = Union[
     SendToModel,
     SendToScheduler,

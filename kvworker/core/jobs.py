@@ -134,6 +134,13 @@ class _Reports:
     scheduler: dict[tuple[str, int], list[JobEnd]] = field(default_factory=dict)
 
 
+class Part(NamedTuple):
+    """A block and its job."""
+
+    job: Job
+    block: Block
+
+
 class JobBook:
     """All open jobs, and the last that ended."""
 

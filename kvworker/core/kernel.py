@@ -23,6 +23,7 @@ from kvworker.core.commands import (
     SendToModel,
     SendToScheduler,
     UnmapEngine,
+    WorkCommand,
     WorkerCommand,
     WriteLayers,
 )
@@ -41,20 +42,6 @@ from kvworker.core.events import (
     StoreReset,
 )
 
-#: Commands that start work.
-WorkCommand = Union[
-    MapEngine,
-    UnmapEngine,
-    FindKeys,
-    OpenPuts,
-    WriteLayers,
-    ClosePuts,
-    OpenGets,
-    LoadLayers,
-    CloseGets,
-    ResetNamespace,
-    ProbeStore,
-]
 #: Events that end it.
 Answer = Union[
     EngineMapped,

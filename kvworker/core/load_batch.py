@@ -1,12 +1,11 @@
 """The records of loads: batches, and the page word that layerwise ones write together."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from kvcommon import reasons
 from kvcommon.layout import GroupLayout
 from kvworker.core.engines import Engine
-from kvworker.core.jobs import Block, Job
+from kvworker.core.jobs import Block, Job, Part
 from kvworker.core.states import BlockState, LoadState, moved
 from kvworker.outcome import Outcome
 
@@ -22,13 +21,6 @@ MEANING: dict[Outcome, tuple[BlockState, str]] = {
     Outcome.FAILED: (BlockState.FAILED, reasons.TRANSFER_FAILED),
     Outcome.CANCELLED: (BlockState.CANCELLED, reasons.CANCELLED),
 }
-
-
-class Part(NamedTuple):
-    """A block and its job."""
-
-    job: Job
-    block: Block
 
 
 @dataclass(eq=False)

@@ -14,9 +14,9 @@ from kvworker.core.breaker import Breaker
 from kvworker.core.commands import CloseGets, LoadLayers, OpenGets, PublishProgress
 from kvworker.core.engines import Engine
 from kvworker.core.events import GetsClosed, GetsOpened, LayersLoaded
-from kvworker.core.jobs import Job, JobBook
+from kvworker.core.jobs import Job, JobBook, Part
 from kvworker.core.kernel import Kernel
-from kvworker.core.load_batch import MAX_STEP, MEANING, LoadBatch, PageTurn, Part
+from kvworker.core.load_batch import MAX_STEP, MEANING, LoadBatch, PageTurn
 from kvworker.core.states import BlockState, JobState, LoadState
 from kvworker.outcome import Outcome
 

@@ -14,9 +14,9 @@ from kvworker.core.breaker import Breaker
 from kvworker.core.commands import ClosePuts, OpenPuts, WriteLayers
 from kvworker.core.engines import Engine
 from kvworker.core.events import LayersWritten, PutsClosed, PutsOpened
-from kvworker.core.jobs import Job, JobBook
+from kvworker.core.jobs import Job, JobBook, Part
 from kvworker.core.kernel import Kernel
-from kvworker.core.save_batch import MEANING, Part, SaveBatch
+from kvworker.core.save_batch import MEANING, SaveBatch
 from kvworker.core.states import BlockState, JobState, SaveState
 from kvworker.outcome import Outcome
 

@@ -28,6 +28,7 @@ from kvworker.core.commands import (
     PublishProgress,
     ResetNamespace,
     UnmapEngine,
+    WorkCommand,
     WriteLayers,
 )
 from kvworker.core.events import WorkerEvent
@@ -35,7 +36,7 @@ from kvworker.devices.base import Device
 from kvworker.outcome import Outcome
 from kvworker.stores.base import Store
 from kvworker.transfer.find import Finder
-from kvworker.transfer.job import Job, WorkCommand, unperformed
+from kvworker.transfer.job import Job, unperformed
 from kvworker.transfer.lane import Lane
 from kvworker.transfer.load import Loader
 from kvworker.transfer.mapping import EngineMaps

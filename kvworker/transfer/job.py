@@ -4,8 +4,6 @@ An operation is a function from a job to its one terminal event. It never posts 
 so no path through it can answer twice or not at all.
 """
 
-from typing import Union
-
 from kvcommon.messages import StoreState
 from kvworker.core.commands import (
     CloseGets,
@@ -18,6 +16,7 @@ from kvworker.core.commands import (
     ProbeStore,
     ResetNamespace,
     UnmapEngine,
+    WorkCommand,
     WriteLayers,
 )
 from kvworker.core.events import (
@@ -36,21 +35,6 @@ from kvworker.core.events import (
 )
 from kvworker.outcome import Outcome
 from kvworker.transfer.engine_memory import EngineMemory
-
-#: Commands that start work: each is answered by one event that quotes its ``op``.
-WorkCommand = Union[
-    MapEngine,
-    UnmapEngine,
-    FindKeys,
-    OpenPuts,
-    WriteLayers,
-    ClosePuts,
-    OpenGets,
-    LoadLayers,
-    CloseGets,
-    ResetNamespace,
-    ProbeStore,
-]
 
 
 class Job:

@@ -20,6 +20,7 @@ from kvworker.core.commands import (
     OpenGets,
     OpenPuts,
     UnmapEngine,
+    WorkCommand,
     WriteLayers,
 )
 from kvworker.core.events import (
@@ -36,7 +37,6 @@ from kvworker.outcome import Outcome
 from kvworker.stores.base import LocalObject, RangeIO, Store
 from kvworker.stores.memory import MemoryStore
 from kvworker.transfer.executor import Executor, TransferCommand
-from kvworker.transfer.job import WorkCommand
 from tests.kvworker.devices.layouts import NUM_LAYERS, Cache
 
 #: How long a test waits before it calls something lost, seconds.

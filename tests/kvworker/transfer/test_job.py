@@ -14,6 +14,7 @@ from kvworker.core.commands import (
     ProbeStore,
     ResetNamespace,
     UnmapEngine,
+    WorkCommand,
     WriteLayers,
 )
 from kvworker.core.events import (
@@ -31,7 +32,7 @@ from kvworker.core.events import (
     WorkerEvent,
 )
 from kvworker.outcome import Outcome
-from kvworker.transfer.job import Job, WorkCommand, unperformed
+from kvworker.transfer.job import Job, unperformed
 from tests.kvworker.devices.layouts import one_storage
 from tests.kvworker.transfer.rig import Model
 
