@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from kvcommon.errors import LogFormatError
+from kvcommon.eventlog.format import MAGIC
 
 #: What a compressed file's name ends with.
 SUFFIX: Final = ".gz"
 #: No file unpacks to more: a file that claims to is not one of ours.
 MAX_UNPACKED_BYTES: Final = 2 << 30
+#: Nor to so many times its size (ours: about ten times), small ones aside.
+MAX_RATIO: Final = 200
+_SMALL_BYTES: Final = 16 << 20
 _CHUNK_BYTES: Final = 1 << 20
 _LEVEL: Final = 1
 _NICE: Final = 10
@@ -66,11 +70,14 @@ def unpack(path: Path, file: BinaryIO) -> BinaryIO:
         file: the file, open; closed here.
 
     Raises:
-        LogFormatError: not gzip at all, or it unpacks to more than ``MAX_UNPACKED_BYTES``.
+        LogFormatError: not gzip at all, or it unpacks to what no log of ours would: more than
+            ``MAX_UNPACKED_BYTES``, or ``MAX_RATIO`` times its size.
         OSError: no room.
     """
     target: BinaryIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - returned
     num_bytes = 0
+    limit = _SMALL_BYTES + MAX_RATIO * os.fstat(file.fileno()).st_size
+    limit = min(MAX_UNPACKED_BYTES, limit)
     try:
         with file, gzip.GzipFile(fileobj=file, mode="rb") as packed:
             while True:
@@ -82,16 +89,20 @@ def unpack(path: Path, file: BinaryIO) -> BinaryIO:
                     raise LogFormatError(f"{path}: not a compressed event log: {error}") from None
                 if not chunk:
                     break
+                is_ours = num_bytes > 0 or chunk.startswith(MAGIC[: len(chunk)])
                 num_bytes += len(chunk)
-                if num_bytes > MAX_UNPACKED_BYTES:
+                if num_bytes > limit:
                     break
                 target.write(chunk)
+                if not is_ours:
+                    # Who reads it says so; the rest would say the same.
+                    break
     except BaseException:
         target.close()
         raise
-    if num_bytes > MAX_UNPACKED_BYTES:
+    if num_bytes > limit:
         target.close()
-        raise LogFormatError(f"{path}: unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+        raise LogFormatError(f"{path}: unpacks to more than {limit} bytes")
     target.seek(0)
     return target
 

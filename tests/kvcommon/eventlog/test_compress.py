@@ -9,6 +9,7 @@ import pytest
 from kvcommon.errors import LogFormatError
 from kvcommon.eventlog import LogWriter, compress, read_log
 from kvcommon.eventlog.compress import compress_file, compress_later
+from kvcommon.eventlog.format import PREAMBLE
 from tests.kvcommon.eventlog.logs import event, header, records, write
 
 
@@ -71,9 +72,29 @@ def test_rubbish_is_refused(tmp_path: Path) -> None:
         read_log(path)
 
 
-def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compress, "MAX_UNPACKED_BYTES", 1 << 20)
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"MAX_UNPACKED_BYTES": 1 << 20}, "more than 1048576 bytes"),
+        ({"_SMALL_BYTES": 1 << 16}, "more than"),
+    ],
+)
+def test_a_bomb_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], text: str
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(compress, name, value)
     path = tmp_path / "w-1.0.kvlog.gz"
-    path.write_bytes(gzip.compress(bytes(4 << 20)))
-    with pytest.raises(LogFormatError, match="more than"):
+    path.write_bytes(gzip.compress(PREAMBLE + bytes(4 << 20)))
+    with pytest.raises(LogFormatError, match=text):
+        read_log(path)
+
+
+def test_what_begins_otherwise_is_not_unpacked_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compress, "_SMALL_BYTES", 2 << 20)
+    path = tmp_path / "w-1.0.kvlog.gz"
+    path.write_bytes(gzip.compress(bytes(8 << 20)))
+    with pytest.raises(LogFormatError, match="not an event log"):
         read_log(path)

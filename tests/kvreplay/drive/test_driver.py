@@ -59,6 +59,7 @@ def test_against_a_real_mooncake(recording: LogSet, short: Path) -> None:
         ("saves-swapped", "holds wrong bytes after job"),
         ("loads-swapped", "holds wrong bytes after job 2"),
         ("loads-short", "layer 2 of block 4 holds wrong bytes after job 2"),
+        ("loads-scribble", "block 1 was written after job 1 had ended"),
     ],
 )
 def test_a_fault_in_the_transfer_code_is_found(
@@ -67,6 +68,19 @@ def test_a_fault_in_the_transfer_code_is_found(
     played = play(recording, short, program=(sys.executable, str(BROKEN), fault))
     assert played.tally.differences == [], "the daemon believes that all is well"
     assert any(text in one for one in played.tally.faults), played.tally.faults
+
+
+def test_objects_that_are_gone_at_the_end_are_missed(recording: LogSet, short: Path) -> None:
+    """Up to the first load; what was saved is lost behind it, and nobody asks for it any more."""
+    first_ns = next(select(recording, Filters(ticks=True))).at_ns
+    ends = (entry for entry in select(recording, Filters(job=2, kind="JobsEnded")))
+    until_ns = next(ends).at_ns - first_ns
+    program = (sys.executable, str(BROKEN), "loads-lose-objects")
+    played = play(recording, short, program=program, until_ns=until_ns)
+    assert played.tally.differences == []
+    assert played.tally.faults == [
+        "2 objects that are said to be stored cannot be read back: failed, 2 blocks not (evicted)"
+    ]
 
 
 def without_the_save(logs: LogSet, directory: Path) -> LogSet:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvcommon import messages as msg
@@ -155,6 +156,71 @@ def test_a_layer_announced_too_early_is_named(rank: Rank) -> None:
         "e#0: layer 0 of block 1 was announced before its bytes were there",
         "e#0: layer 0 of block 2 was announced before its bytes were there",
     ]
+
+
+def layerwise(job_id: int = 1) -> msg.StepPlan:
+    job = load_job(job_id, 0, BLOCKS)
+    return msg.StepPlan(step=1, loads=(msgspec.structs.replace(job, layerwise=True),))
+
+
+@pytest.mark.parametrize("begun_first", [False, True])
+def test_what_is_announced_is_looked_at_although_no_layer_is_computed(
+    rank: Rank, begun_first: bool
+) -> None:
+    if begun_first:
+        rank.model(msg.StepBegun(step=1))
+        assert not rank.watch()
+        rank.scheduler(layerwise())
+    else:
+        rank.scheduler(layerwise())
+        assert not rank.watch()
+        rank.model(msg.StepBegun(step=1))
+    assert rank.watch()
+    assert rank.memory is not None
+    rank.memory.page.publish(1, 1, failed=False)
+    assert rank.watch()
+    for block, block_hash in BLOCKS:
+        fill(rank, block, block_hash)
+    rank.memory.page.publish(1, NUM_LAYERS, failed=False)
+    assert not rank.watch()
+    rank.heard(end(1, msg.JobOutcome.DONE))
+    assert [one.partition(": ")[2] for one in rank._setting.tally.faults] == [
+        "layer 0 of block 1 was announced before its bytes were there",
+        "layer 0 of block 2 was announced before its bytes were there",
+    ]
+
+
+@pytest.mark.parametrize("outcome", list(msg.JobOutcome))
+@pytest.mark.parametrize("again", [False, True])
+def test_a_block_that_is_written_after_its_job_is_named(
+    rank: Rank, outcome: msg.JobOutcome, again: bool
+) -> None:
+    rank.scheduler(PLAN)
+    rank.heard(end(1, outcome, 1, 2))
+    fill(rank, 2, HASHES[1])
+    if again:
+        rank.scheduler(msg.StepPlan(step=2, saves=(save_job(2, 0, BLOCKS),)))
+    rank.check_released()
+    assert rank._setting.tally.faults == ["e#0: block 2 was written after job 1 had ended"]
+
+
+def test_a_block_of_two_jobs_may_be_written_until_the_second_ends(rank: Rank) -> None:
+    rank.scheduler(PLAN)
+    rank.scheduler(msg.StepPlan(step=2, loads=(load_job(2, 0, BLOCKS[:1]),)))
+    rank.heard(end(1, msg.JobOutcome.FAILED, 1, 2))
+    fill(rank, 1, HASHES[0])
+    rank.heard(end(2, msg.JobOutcome.DONE))
+    rank.check_released()
+    assert rank._setting.tally.faults == []
+
+
+def test_a_save_that_has_ended_gets_no_more_layers_of_ours(rank: Rank) -> None:
+    job = msgspec.structs.replace(save_job(1, 0, BLOCKS), computed=False)
+    rank.scheduler(msg.StepPlan(step=1, saves=(job,)))
+    rank.heard(end(1, msg.JobOutcome.SKIPPED, 1, 2))
+    rank.model(msg.LayersComputed(step=1, num_layers=1))
+    rank.check_released()
+    assert rank._setting.tally.faults == []
 
 
 def test_bad_plans_of_a_recording_touch_nothing(rank: Rank) -> None:

@@ -27,6 +27,8 @@ from kvreplay.ops import key_group, key_hash, plan_jobs
 from kvworker.core import events as work
 
 _LOOK_S: Final = 0.05
+#: While a layerwise load runs, its progress is looked at so often.
+_WATCH_S: Final = 0.001
 #: Blocks of one step that stores or checks objects on its own account.
 _BATCH: Final = 64
 
@@ -111,6 +113,8 @@ class Driver:
             self._marks[mark] = fingerprint(renamed(attach.namespace, self._word))
         try:
             self._entries(needs)
+            for rank in self._ranks.values():
+                rank.check_released()
             self._audit()
         finally:
             self._close()
@@ -225,6 +229,8 @@ class Driver:
     def _listen(self, timeout_s: float) -> None:
         self._check_time()
         nothing = True
+        if sum(rank.watch() for rank in self._ranks.values()):
+            timeout_s = min(timeout_s, _WATCH_S)
         for link, body in self._links.hear(timeout_s):
             nothing = False
             for (log, name), rank in self._ranks.items():
@@ -322,9 +328,23 @@ class Driver:
             for step, (group, hashes) in enumerate(batches, start=1):
                 blocks = list(enumerate(hashes, start=1))
                 plan = msg.StepPlan(step=step, loads=(load_job(step, group, blocks),))
+                num_checked = tally.num_checked
                 self._step(rank, label, step, plan)
+                lost = len(blocks) - (tally.num_checked - num_checked)
+                if lost:
+                    self._lost(lost, tally.found.get(Item("job", label, rank.name, step), ""))
             rank.close()
         self._played.num_audited = tally.num_checked - before
+
+    def _lost(self, num: int, what: str) -> None:
+        """Objects that are said to be stored cannot be read back."""
+        what = what or "no answer"
+        text = f"{num} objects that are said to be stored cannot be read back: {what}"
+        if all(daemon.pid for daemon in self._daemons.values()):
+            self._played.tally.fault(text)
+        else:
+            # A daemon that was ended on the way has taken its memory with it.
+            self._played.notes.append(text)
 
     def _step(self, rank: Rank, label: str, number: int, plan: msg.StepPlan) -> None:
         (job,) = plan_jobs(plan)

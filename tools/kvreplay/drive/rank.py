@@ -32,6 +32,8 @@ class StepState:
     saves: list[msg.SaveJob] = field(default_factory=list)
     begun: bool = False
     num_computed: int = 0
+    #: Layers whose announcement was looked at.
+    num_seen: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,10 @@ class Rank:
         self._jobs: dict[int, Job] = {}
         #: Layers that were announced before they were right: (job, block, layer).
         self._early: set[tuple[int, int, int]] = set()
+        #: Begun steps whose layerwise loads have not ended.
+        self._watched: set[int] = set()
+        #: Blocks that no open job names, by group, and the last job that did.
+        self._released: dict[tuple[int, int], int] = {}
         #: Hash → group, of every object that this rank has stored.
         self.stored: dict[tuple[int, bytes], None] = {}
 
@@ -88,6 +94,8 @@ class Rank:
         namespace = renamed(attach.namespace, self._setting.word)
         self.mark, self._epoch, self.attached = fingerprint(namespace), epoch, None
         self.steps.clear()
+        self._watched.clear()
+        self._released.clear()
         body = msg.Attach(
             pid=self._process("model"),
             device=self._setting.device,
@@ -118,6 +126,8 @@ class Rank:
             return
         if isinstance(body, msg.StepPlan):
             self._planned(body)
+        elif isinstance(body, msg.ResetStore):
+            self.stored.clear()
         link.say(body)
 
     def model(self, body: msg.Message) -> None:
@@ -175,15 +185,28 @@ class Rank:
         state = self.steps.get(step)
         loads = [job for job in state.loads if job.layerwise] if state else []
         open_loads = [job for job in loads if job.job_id in self._jobs]
-        if not open_loads or self.memory is None:
+        if not open_loads or self.memory is None or state is None:
             return True
         done, _ = self.memory.page.read(step)
+        seen, state.num_seen = state.num_seen, max(state.num_seen, min(done, num_layers))
         for job in open_loads:
             for block_id, block_hash in zip(job.block_ids, job.block_hashes, strict=False):
-                for layer in range(min(done, num_layers, self.memory.num_layers(job.group))):
+                for layer in range(seen, min(state.num_seen, self.memory.num_layers(job.group))):
                     if not self._right(job.group, block_id, layer, block_hash):
                         self._early.add((job.job_id, block_id, layer))
         return done >= num_layers
+
+    def watch(self) -> bool:
+        """Look at what is announced now, as a model would; True while there is more to come."""
+        if self.memory is not None:
+            layers = max((len(group.layers) for group in self.memory.layout.groups), default=0)
+            self._watched = {one for one in self._watched if not self.layers_ready(one, layers)}
+        return bool(self._watched)
+
+    def check_released(self) -> None:
+        """Nobody has written into a block after the end of its jobs."""
+        for place in list(self._released):
+            self._take(*place)
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -198,6 +221,7 @@ class Rank:
         for job in plan_jobs(plan):
             self._jobs[job.job_id] = job
             for block_id, block_hash in self._blocks(job):
+                self._take(job.group, block_id)
                 computed = isinstance(job, msg.SaveJob) and job.computed
                 if not computed:
                     memory.spoil(job.group, block_id)
@@ -205,11 +229,14 @@ class Rank:
                 if isinstance(job, msg.SaveJob):
                     for layer in range(layers):
                         memory.write(job.group, block_id, layer, self._key(job.group, block_hash))
+        if state.begun:
+            self._watched.add(plan.step)
 
     def _begin(self, step: int) -> None:
         """The gate of a step opens: until now nobody may have written into its blocks."""
         state = self.steps.setdefault(step, StepState())
         state.begun = True
+        self._watched.add(step)
         for job in state.loads:
             if self.memory is None or job.job_id not in self._jobs:
                 continue
@@ -222,7 +249,7 @@ class Rank:
         """The model has computed layers: the blocks to be saved get their bytes."""
         state = self.steps.setdefault(step, StepState())
         for job in state.saves:
-            if self.memory is None or job.computed:
+            if self.memory is None or job.computed or job.job_id not in self._jobs:
                 continue
             for block_id, block_hash in self._blocks(job):
                 key = self._key(job.group, block_hash)
@@ -237,15 +264,36 @@ class Rank:
         if job is None or self.memory is None:
             return
         good = end.outcome is msg.JobOutcome.DONE
-        if isinstance(job, msg.SaveJob):
-            for block_id, block_hash in self._blocks(job):
-                if good and block_id not in end.failed_blocks:
-                    self.stored[job.group, block_hash] = None
-            return
-        partly = good or end.outcome is msg.JobOutcome.FAILED
+        partly = good or (end.outcome is msg.JobOutcome.FAILED and bool(end.failed_blocks))
         for block_id, block_hash in self._blocks(job):
-            if good or (partly and end.failed_blocks):
-                self._check(job, block_id, block_hash, end)
+            if isinstance(job, msg.LoadJob):
+                if partly:
+                    self._check(job, block_id, block_hash, end)
+            elif good and block_id not in end.failed_blocks:
+                self.stored[job.group, block_hash] = None
+        self._release(job)
+
+    def _release(self, job: Job) -> None:
+        """From here on nobody touches the job's blocks, unless another job names them too."""
+        assert self.memory is not None
+        others = {
+            (one.group, block_id)
+            for one in self._jobs.values()
+            for block_id in one.block_ids
+            if one.group == job.group
+        }
+        for block_id, _ in self._blocks(job):
+            if (job.group, block_id) not in others:
+                self.memory.spoil(job.group, block_id)
+                self._released[job.group, block_id] = job.job_id
+
+    def _take(self, group: int, block_id: int) -> None:
+        """A job names a block: is it as its last job has left it?"""
+        last = self._released.pop((group, block_id), None)
+        if last is None or self.memory is None or self.memory.is_spoilt(group, block_id):
+            return
+        text = f"{self.name}: block {block_id} was written after job {last} had ended"
+        self._setting.tally.fault(text)
 
     def _check(self, job: msg.LoadJob, block_id: int, block_hash: bytes, end: msg.JobEnd) -> None:
         if block_id in end.failed_blocks or self.memory is None:
