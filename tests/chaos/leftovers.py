@@ -36,7 +36,7 @@ class Shm:
         Names that a running process has mapped belong to somebody else.
         """
         deadline = time.monotonic() + PATIENCE_S
-        while new := _names(SHM) - self._before - _mapped():
+        while new := self._unused():
             ours = {name for name in new if not name.startswith(VLLM_LEAVES)}
             for name in new - ours:
                 with contextlib.suppress(FileNotFoundError):
@@ -46,20 +46,31 @@ class Shm:
             time.sleep(0.1)
         return []
 
+    def _unused(self) -> set[str]:
+        new = _names(SHM) - self._before
+        return new - _used(new)
+
 
 def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def _mapped() -> set[str]:
-    names = set()
+def _used(names: set[str]) -> set[str]:
+    """Those of these files that a process has mapped, by whatever name: glibc makes a semaphore
+    under another name and renames it, and its maker's mapping keeps the first one."""
+    files: dict[str, str] = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            status = (SHM / name).stat()
+            device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+            files[f"{device} {status.st_ino}"] = name
+    used = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             for line in maps.read_text("utf-8", errors="replace").splitlines():
-                name = line.partition(f"{SHM}/")[2]
-                if name and not name.endswith("(deleted)"):
-                    names.add(name.partition("/")[0])
-    return names
+                fields = line.split(maxsplit=5)
+                used.add(files.get(f"{fields[3]} {fields[4]}", ""))
+    return used
 
 
 @dataclasses.dataclass(frozen=True)
