@@ -60,6 +60,17 @@ def test_lookup_timeout_without_any_answer(tmp_path: Path) -> None:
     assert "102.000 ms" in told.sentence
 
 
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("stored", [None, 3])
+def test_what_ended_before_vllm_was_told(stored: int | None, finished: bool) -> None:
+    facts = Facts("r", num_looked_up=4, num_stored=stored, finished=finished)
+    text = sentence(facts)
+    assert ("3 of 4 blocks were stored" in text) == (stored is not None)
+    assert ("it ended before" in text) == finished
+    assert ("no answer" in text) == (stored is None and not finished)
+    assert ("when the logs ended" in text) == (not finished)
+
+
 def test_store_down(tmp_path: Path) -> None:
     scene = scenes.Scene(tmp_path)
     scenes.add_request(scene)
@@ -134,7 +145,7 @@ def test_a_save_is_done_when_every_rank_has_done_it() -> None:
     ("facts", "text"),
     [
         (Facts("r"), "never looked up"),
-        (Facts("r", num_looked_up=3), "no answer when the log ended"),
+        (Facts("r", num_looked_up=3), "no answer when the logs ended"),
         (Facts("r", matched_tokens=32), "offered 32 tokens"),
     ],
 )

@@ -258,3 +258,28 @@ def test_requests_are_the_first_tracks(logs: LogSet) -> None:
     assert titles == ["requests", "kvsched-eng1", "kvworker-cpu-0"]
     drawn = [one for one in data["slices"] if data["kinds"][one[3]] == "request"]
     assert [one[5] for one in drawn] == [[0], [1], [2], [3]]
+
+
+def test_lanes_stand_in_order_of_their_numbers() -> None:
+    events: list[dict[str, object]] = [
+        {"ph": "M", "name": "thread_name", "pid": 2, "tid": tid, "args": {"name": f"lane {number}"}}
+        for tid, number in enumerate((10, 2, 1))
+    ]
+    tracks = report._timeline(events, ["a"], {})["tracks"]
+    assert [name for _, name, first in tracks if not first] == ["lane 1", "lane 2", "lane 10"]
+
+
+def test_times_beyond_all_measure_do_not_hang_the_page(
+    browser: Browser, logs: LogSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So far out that a step of the ruler does not change a number."""
+    data = report.collect(logs)
+    _, _, length, *rest = data["slices"][0]
+    far = [(0, 2**64 // 1000, length, rest[0], rest[1], [0])]
+    monkeypatch.setattr(report, "collect", lambda _logs: {**data, "slices": far, "marks": []})
+    path = tmp_path / "far.html"
+    path.write_text(report.make_report(logs), "utf-8")
+    browser.open(path.as_uri())
+    for _ in range(8):
+        browser.get("document.querySelector('[data-do=in]').click()")
+    assert text(browser, "#check").startswith("Checked")

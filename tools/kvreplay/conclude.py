@@ -68,10 +68,7 @@ def _load_clause(facts: Facts) -> str:
             f"was offered {count(one.matched_tokens or 0, 'token')} from the store, but vLLM did "
             "not use them"
         ),
-        "unanswered": lambda _: (
-            "took nothing from the store: its lookup had no answer when the log ended or the "
-            "request did"
-        ),
+        "unanswered": _unanswered,
         "unknown": lambda _: "was never looked up as far as these logs show",
     }
     return how[facts.outcome](facts)
@@ -159,6 +156,19 @@ def _failed(facts: Facts) -> str:
     whys = [_FAILURES[word] for word in words if word in _FAILURES]
     text += f" because {' and '.join(whys)}" if whys else ""
     return f"{text} ({', '.join(words) or 'no reason given'}), so vLLM has to compute them"
+
+
+def _unanswered(facts: Facts) -> str:
+    """Nothing was told to vLLM yet: it did not ask, or was told to ask again."""
+    text = "took nothing from the store: "
+    if facts.num_stored is None:
+        if facts.finished:
+            return f"{text}it ended before its lookup was answered"
+        return f"{text}its lookup had no answer when the logs ended"
+    found = f"{facts.num_stored} of {count(facts.num_looked_up or 0, 'block')} were stored"
+    if facts.finished:
+        return f"{text}it ended before vLLM had the answer ({found})"
+    return f"{text}vLLM had not asked for the answer when the logs ended ({found})"
 
 
 def _miss(facts: Facts) -> str:

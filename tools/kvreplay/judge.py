@@ -8,6 +8,7 @@ from kvreplay.fates import Fates
 from kvreplay.links import Mentions
 from kvreplay.loading import Log
 from kvreplay.merge import merge
+from kvreplay.plan_rules import LoadsAsFound, PlansAsGiven, ReleasedLeftAlone
 from kvreplay.rules import (
     FreeAfterEnds,
     JobsEndOnce,
@@ -40,6 +41,9 @@ ALL_RULES: tuple[type[Rule], ...] = (
     BlocksAsPlanned,
     HitsComplete,
     PublishedComplete,
+    PlansAsGiven,
+    LoadsAsFound,
+    ReleasedLeftAlone,
 )
 
 

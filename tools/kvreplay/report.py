@@ -4,6 +4,7 @@ What stands in a log reaches the page as JSON data, and from there only as text.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -166,7 +167,7 @@ def _timeline(
             num_left_out += event["ph"] in {"X", "i"}
     # Requests first; they are the last process of the trace.
     titles = ["requests", *processes]
-    places = {place: (place[0] % len(titles), names[place], place[1]) for place in names}
+    places = {place: (place[0] % len(titles), _in_order(names[place]), place[1]) for place in names}
     order = sorted(names, key=places.__getitem__)
     tracks: list[tuple[int, str, int]] = []
     number_of: dict[tuple[int, int], int] = {}
@@ -191,6 +192,11 @@ def _timeline(
         "marks": [(number_of[place], at, text) for place, at, text in marks if place in number_of],
         "slices_left_out": num_left_out,
     }
+
+
+def _in_order(name: str) -> str:
+    """As what a track is put in order: lane 10 behind lane 9."""
+    return re.sub(r"\d+", lambda found: found[0].zfill(9), name)
 
 
 def _int(event: TraceEvent, name: str) -> int:

@@ -123,13 +123,15 @@
 
   // -- timeline --------------------------------------------------------------------------------
   const canvas = $("canvas"), ROW = 18, HEAD = 22;
-  const end = Math.max(1, ...data.slices.map((one) => one[1] + one[2]), ...data.marks.map((one) => one[1]));
+  // Not by spreading: a list of arguments may not be that long everywhere.
+  const most = (list, of) => list.reduce((found, one) => Math.max(found, of(one)), 1);
+  const end = Math.max(most(data.slices, (one) => one[1] + one[2]), most(data.marks, (one) => one[1]));
   let from = 0, to = end * 1.02, width = 0, label = 0;
   // Begin with what requests do: an engine may take long to start.
   const busy = data.slices.filter((one) => one[5].length);
   if (busy.length) {
-    const first = Math.min(...busy.map((one) => one[1]));
-    const last = Math.max(...busy.map((one) => one[1] + one[2]));
+    const first = busy.reduce((found, one) => Math.min(found, one[1]), end);
+    const last = most(busy, (one) => one[1] + one[2]);
     const pad = Math.max(10, (last - first) * 0.02);
     from = Math.max(0, first - pad);
     to = last + pad;
@@ -163,7 +165,8 @@
     pen.textBaseline = "middle";
     const step = 10 ** Math.floor(Math.log10((to - from) / 3));
     const unit = (to - from) / step > 6 ? step * 2 : step;
-    for (let at = Math.ceil(from / unit) * unit; at < to; at += unit) {
+    // Counted: so far out a number may be too large for the unit to change it.
+    for (let at = Math.ceil(from / unit) * unit, left = 20; at < to && left; at += unit, left -= 1) {
       pen.fillStyle = rule;
       pen.fillRect(x(at), 0, 1, height);
       pen.fillStyle = dim;
