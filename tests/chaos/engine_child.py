@@ -1,5 +1,7 @@
 """The engine of chaos: ``engine_main`` with a mixed load that measures itself."""
 
+import ctypes
+import gc
 import sys
 import time
 from pathlib import Path
@@ -33,7 +35,7 @@ class ChaosEngine(engine_main.Engine):
         spans = measure.Spans()
         started, steps = time.monotonic(), 0
         while engine.has_unfinished_requests() and time.monotonic() - started < GIVE_UP_S:
-            before = time.monotonic()
+            before = measure.now()
             for output in self._step():
                 if output.finished and output.outputs[0].finish_reason == "length":
                     tokens[output.request_id] = list(output.outputs[0].token_ids)
@@ -58,12 +60,6 @@ class ChaosEngine(engine_main.Engine):
             "chunked": sum(part["chunked"] for part in parts),
         }
 
-    def begin(self, prompts: list[list[int]], num_steps: int) -> None:
-        """Leave requests unfinished, for an engine that is to end under load."""
-        self._add(prompts, 64, "begun")
-        for _ in range(num_steps):
-            self._step()
-
     def quiet(self) -> int:
         """Wait until the connector has nothing open; blocks that are not free then.
 
@@ -78,6 +74,11 @@ class ChaosEngine(engine_main.Engine):
                 return 1
             time.sleep(0.05)
         return 0
+
+    def trim(self) -> None:
+        """Give back memory that is free, so that what is still there is in use."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
 
     def hits(self) -> float:
         """Tokens that have come from the store so far."""

@@ -5,6 +5,8 @@ Times are CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 import functools
+import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,28 +35,43 @@ HOOKS = (
 #: Shorter spans are of no interest, unless they are the longest.
 LONG_S = 0.1
 
-#: What happened, when it began and when it ended.
-Span = tuple[str, float, float]
+#: What happened, when it began and ended, and for how much of that its thread could run but got no
+#: processor.
+Span = tuple[str, float, float, float]
+_NONE: Span = ("", 0.0, 0.0, 0.0)
 
 
 class Spans:
     """The longest span, and all that are long."""
 
     def __init__(self) -> None:
-        self.kept: list[Span] = [("", 0.0, 0.0)]
+        self.kept: list[Span] = [_NONE]
 
-    def add(self, name: str, started: float) -> None:
-        """Note a span that ends now."""
-        ended = time.monotonic()
-        if ended - started > LONG_S:
-            self.kept.append((name, started, ended))
-        elif ended - started > self.kept[0][2] - self.kept[0][1]:
-            self.kept[0] = (name, started, ended)
+    def add(self, name: str, began: tuple[float, float]) -> None:
+        """Note a span that ends now; ``began`` is what ``now`` said."""
+        ended, starved = now()
+        span = (name, began[0], ended, starved - began[1])
+        if ended - began[0] > LONG_S:
+            self.kept.append(span)
+        elif ended - began[0] > self.kept[0][2] - self.kept[0][1]:
+            self.kept[0] = span
 
     def take(self) -> list[Span]:
         """Return what was kept, and forget it."""
-        kept, self.kept = self.kept, [("", 0.0, 0.0)]
+        kept, self.kept = self.kept, [_NONE]
         return kept
+
+
+_thread = threading.local()
+
+
+def now() -> tuple[float, float]:
+    """The time, and how long this thread has been without a processor so far."""
+    try:
+        fd: int = _thread.fd
+    except AttributeError:
+        fd = _thread.fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    return time.monotonic(), int(os.pread(fd, 64, 0).split()[1]) / 1e9
 
 
 _hooks = Spans()
@@ -100,21 +117,27 @@ def taken(_worker: object = None) -> dict[str, Any]:
 def _timed(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(hook)
     def timed(*args: Any, **options: Any) -> Any:
-        started = time.monotonic()
+        began = now()
         try:
             return hook(*args, **options)
         finally:
-            _hooks.add(name, started)
+            _hooks.add(name, began)
 
     return timed
 
 
-def longest_s(spans: list[Span], frozen: tuple[float, float] | None = None) -> tuple[float, str]:
-    """Return the longest span and its name, without the time in which its process was stopped."""
-    best = (0.0, "")
-    for name, started, ended in spans:
+def longest(spans: list[Span], frozen: tuple[float, float] | None = None) -> Span:
+    """The longest span, without the time in which its process was stopped: (name, 0, length, …)."""
+    best = _NONE
+    for name, started, ended, starved in spans:
         length = ended - started
         if frozen is not None:
             length -= max(0.0, min(ended, frozen[1]) - max(started, frozen[0]))
-        best = max(best, (length, name))
+        if length > best[2]:
+            best = (name, 0.0, length, starved)
     return best
+
+
+def longest_run(spans: list[Span], frozen: tuple[float, float] | None = None) -> Span:
+    """As ``longest``, not counting what others used the processor for."""
+    return longest([(name, began, ended - out, out) for name, began, ended, out in spans], frozen)

@@ -72,6 +72,7 @@ class Moments:
         row.hit_tokens += int(engine.call("hits") - hits)
         this.check_daemons(where, attached=True)
         if around.deaths > deaths:
+            engine.call("trim")
             self._survivor.look(engine.pid)
         _say_moment(where, row, load)
 

@@ -9,8 +9,16 @@ from kvcommon.errors import ConfigError
 from kvworker.ask import ask_status
 from tests.chaos.faults import Frozen, Surroundings
 from tests.chaos.leftovers import Shm
-from tests.chaos.measure import longest_s
-from tests.chaos.table import FENCE_TIMEOUT_MS, LEASE_MS, LOAD_TIMEOUT_MS, Row, Table
+from tests.chaos.measure import longest, longest_run
+from tests.chaos.table import (
+    FENCE_TIMEOUT_MS,
+    HOOK_BUDGET_S,
+    LEASE_MS,
+    LOAD_TIMEOUT_MS,
+    STEP_BUDGET_S,
+    Row,
+    Table,
+)
 from tests.chaos.victim import Setting, Victim
 from tests.e2e.stack import prompt
 
@@ -86,8 +94,14 @@ class Round:
         self, row: Row, answer: dict[str, Any], measured: dict[str, Any], frozen: Frozen = None
     ) -> None:
         """Keep the longest step and the longest hook."""
-        row.step_s = max(row.step_s, longest_s(answer["steps"], frozen)[0])
-        row.hook_s, row.hook = max((row.hook_s, row.hook), longest_s(measured["hooks"], frozen))
+        _, _, step_s, starved_s = longest(answer["steps"], frozen)
+        row.step_s = max(row.step_s, step_s)
+        if step_s > STEP_BUDGET_S / 2:
+            say(f"a step of {step_s:.2f} s, {starved_s:.2f} s of it without a processor")
+        name, _, hook_s, starved_s = longest_run(measured["hooks"], frozen)
+        row.hook_s, row.hook = max((row.hook_s, row.hook), (hook_s, name))
+        if hook_s > HOOK_BUDGET_S / 2:
+            say(f"{name} ran for {hook_s:.2f} s, and was {starved_s:.2f} s without a processor")
         row.preempted += measured["preempted"]
         row.chunked += measured["chunked"]
 

@@ -7,7 +7,7 @@ from tests.chaos.leftovers import Survivor
 
 LOAD_TIMEOUT_MS, FENCE_TIMEOUT_MS, LEASE_MS = 3000, 4000, 3000
 #: Beside the wait for loads, what a hook may take: the wait for the message that names failed
-#: blocks (0.5 s), and a busy machine that gives the processor to others.
+#: blocks (0.5 s), and its own computing. Time in which it was given no processor does not count.
 HOOK_BUDGET_S = LOAD_TIMEOUT_MS / 1e3 + 1.0
 #: A step's own computing on a busy machine, beside its one wait for loads.
 COMPUTE_S = 4.0
@@ -45,7 +45,7 @@ class Row:
     wrong: int = 0
     leaked: int = 0
     hung: int = 0
-    #: Longest call of a hook of the connector, and which it was.
+    #: Longest call of a hook of the connector but for time without a processor, and which it was.
     hook_s: float = 0.0
     hook: str = ""
     #: Longest step.
