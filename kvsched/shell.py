@@ -33,9 +33,7 @@ from kvsched.core.commands import (
 from kvsched.core.core import CoreConfig
 from kvsched.core.events import (
     BlocksAllocated,
-    MatchAsked,
     RanksKnown,
-    RequestAdded,
     RequestFinished,
     ResetAsked,
     SchedEvent,
@@ -45,6 +43,7 @@ from kvsched.core.events import (
 from kvsched.link import DaemonLink
 from kvsched.metadata import RankInfo, StepMetadata, step_metadata
 from kvsched.promises import Promises
+from kvsched.questions import Questions
 from kvsched.ranks import Ranks, is_its_process
 from kvsched.recording import SchedulerLog
 from kvsched.silence import patience_ns
@@ -111,10 +110,7 @@ class SchedulerShell:
         self._blocks = HeldBlocks()
         self._ranks: Ranks | None = None
         self._promises = Promises(core_config.block_size)
-        #: vLLM's request objects by id, for their growing hash lists, until they finish.
-        self._requests: dict[str, Request] = {}
-        #: How many hashes of a request the core was told.
-        self._told: dict[str, int] = {}
+        self._questions = Questions()
         self._step = 0
         self._lookup_wait_ns = int(config.lookup_wait_ms * _NS_PER_MS)
         #: What lookups may still wait in this step, all together.
@@ -177,9 +173,9 @@ class SchedulerShell:
     @guarded(lambda: _NO_HIT)
     def match(self, request: "Request", num_local_tokens: int, /) -> tuple[int | None, bool]:
         """``get_num_new_matched_tokens``. Waits at most ``lookup_wait_ms`` per step, all told."""
-        if request.request_id not in self._requests:
+        if request.request_id not in self._questions.requests:
             self._add(request)
-        # Asking is recorded; looking first saves most repetitions.
+        # Looking first saves most repetitions.
         self._poll()
         answer = self._ask(request, num_local_tokens)
         while answer.num_tokens is None and self._wait(0):
@@ -203,7 +199,7 @@ class SchedulerShell:
     def _allocated(
         self, request: "Request", block_ids: tuple[int, ...], num_external_tokens: int, /
     ) -> None:
-        if request.request_id not in self._requests:
+        if request.request_id not in self._questions.requests:
             self._add(request)
         self._handle(
             BlocksAllocated(
@@ -236,8 +232,8 @@ class SchedulerShell:
             self._step,
             now_ns,
             active=core.active,
-            requests=self._requests,
-            told=self._told,
+            requests=self._questions.requests,
+            told=self._questions.told,
         )
         self._tell = None
         if event.requests or event.preempted or core.wants_step:
@@ -260,8 +256,7 @@ class SchedulerShell:
     def request_finished(self, request_id: str) -> None:
         """``request_finished``, on any end."""
         self._promises.forget(request_id)
-        if self._requests.pop(request_id, None) is not None:
-            self._told.pop(request_id, None)
+        if self._questions.forget(request_id):
             self._handle(RequestFinished(now_ns=time.monotonic_ns(), request_id=request_id))
 
     @guarded(lambda: False)
@@ -315,41 +310,22 @@ class SchedulerShell:
             f" {self._log.place}" if self._log.place else " (set event_log to have one)",
             exc_info=error,
         )
-        self._requests.clear()
+        self._questions.clear()
         self._log.close()
 
     # -- inside --------------------------------------------------------------------------------
 
     def _add(self, request: "Request") -> None:
-        hashes = tuple(request.block_hashes)
-        self._requests[request.request_id] = request
-        self._told[request.request_id] = len(hashes)
-        self._handle(
-            RequestAdded(
-                now_ns=time.monotonic_ns(),
-                request_id=request.request_id,
-                num_tokens=request.num_tokens,
-                block_hashes=hashes,
-                skip_lookup=bool(getattr(request, "skip_reading_prefix_cache", False)),
-            )
-        )
+        self._handle(self._questions.added(request))
 
     def _ask(self, request: "Request", num_local_tokens: int) -> AnswerMatch:
-        request_id, hashes = request.request_id, request.block_hashes
-        grown = len(hashes) > self._told[request_id]
-        if grown:
-            self._told[request_id] = len(hashes)
+        event = self._questions.asked(self._core, request, num_local_tokens)
+        if event is None:
+            return AnswerMatch(request_id=request.request_id, num_tokens=None)
         self._answers.clear()
-        self._handle(
-            MatchAsked(
-                now_ns=time.monotonic_ns(),
-                request_id=request_id,
-                num_tokens=request.num_tokens,
-                num_local_tokens=num_local_tokens,
-                block_hashes=tuple(hashes) if grown else (),
-            )
-        )
+        self._handle(event)
         (answer,) = self._answers
+        self._questions.answered(answer)
         return answer
 
     def _wait(self, rank: int) -> bool:

@@ -108,6 +108,10 @@ class SchedCore:
             return len(ledger) > 0
         return any(not silent.issuperset(job.waiting) for job in ledger)
 
+    def only_waits(self, request_id: str, num_tokens: int, now_ns: int) -> bool:
+        """Asked for this request's hit now, the answer were "ask again", and nothing changed."""
+        return self._matcher.only_waits(request_id, num_tokens, now_ns)
+
     @property
     def owing_reset(self) -> tuple[int, ...]:
         """Ranks whose daemons have not been told of a reset; they are before they serve again."""

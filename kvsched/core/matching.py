@@ -85,6 +85,18 @@ class Matcher:
             return [*commands, AnswerMatch(request_id=record.request_id, num_tokens=None)]
         return [*commands, self._answer(record, event.num_local_tokens)]
 
+    def only_waits(self, request_id: str, num_tokens: int, now_ns: int) -> bool:
+        """Tell whether ``asked`` would change nothing, and say "ask again"."""
+        record = self._state.requests.get(request_id)
+        return (
+            record is not None
+            and record.lookup.state is LookupState.PENDING
+            and now_ns - record.lookup.since_ns < self._state.config.lookup_timeout_ns
+            and record.num_tokens == num_tokens
+            and record.offer is None
+            and not self._obstacle(record)
+        )
+
     def answered(self, event: LookupAnswered) -> list[SchedCommand]:
         """A daemon answered. Too late: nobody will use the hit, so its lease is given back."""
         result = event.result

@@ -104,7 +104,7 @@ def test_a_request_that_grew_is_looked_up_with_all_it_has(world: ShellWorld) -> 
     wanted.block_hashes += [b"r2", b"r3"]
     world.shell._wait_left_ns = 0
     world.shell.match(wanted, 0)
-    assert world.shell._told["r"] == 4
+    assert world.shell._questions.told["r"] == 4
     hashes = world.shell._core._state.requests["r"].hashes
     assert list(hashes) == [b"r0", b"r1", b"r2", b"r3"]
 

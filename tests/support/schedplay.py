@@ -131,7 +131,11 @@ class Play:
 
     def say(self, event: SchedEvent) -> list[SchedCommand]:
         """Handle an event; keep the books."""
+        same = self._only_waits(event)
         commands = self.core.handle(event)
+        if same is not None:
+            assert [getattr(each, "num_tokens", 0) for each in commands] == [None]
+            assert repr(self.core._state.requests) == same
         self.story.append((event, commands))
         for command in commands:
             if isinstance(command, HoldBlocks):
@@ -143,6 +147,13 @@ class Play:
                 self.freed.append(command.job_id)
         assert sum(map(len, self.held.values())) == self.core.num_held_blocks
         return commands
+
+    def _only_waits(self, event: SchedEvent) -> str | None:
+        """The requests' records, if the core says that this event would change none of them."""
+        if not isinstance(event, MatchAsked) or event.block_hashes:
+            return None
+        waits = self.core.only_waits(event.request_id, event.num_tokens, event.now_ns)
+        return repr(self.core._state.requests) if waits else None
 
     def serving(self) -> bool:
         """Plans and lookups are sent."""

@@ -54,6 +54,39 @@ def test_a_prompt_of_whole_blocks_may_load_its_last_block_but_not_its_last_token
     assert job.block_hashes == hashes(4)
 
 
+def test_asking_is_idle_only_while_a_lookup_of_the_same_request_is_out() -> None:
+    """That the answer is the same then, and nothing changes, is checked at every question."""
+    play = Play()
+
+    def idle(num_tokens: int = 64) -> bool:
+        return play.core.only_waits("a", num_tokens, play.now_ns)
+
+    assert not idle()
+    commands = play.add("a", 64)
+    assert idle()
+    assert play.ask("a", 64).num_tokens is None
+    assert not idle(65)
+    play.found(commands, 4)
+    assert not idle()
+    assert play.ask("a", 64).num_tokens == 63
+    play.finish("a")
+    assert not idle()
+    play.add("a", 64)
+    assert idle()
+    play.later(play.config.lookup_timeout_ms - 1)
+    assert idle()
+    play.later(2)
+    assert not idle()
+    assert play.ask("a", 64).reason == LOOKUP_TIMEOUT
+
+
+def test_asking_is_not_idle_once_the_daemon_is_gone() -> None:
+    play = Play()
+    play.add("a", 64)
+    play.lost(dead=True)
+    assert not play.core.only_waits("a", 64, play.now_ns)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 15])
 def test_a_prompt_shorter_than_a_block_is_never_looked_up(tokens: int) -> None:
     play = Play()
