@@ -50,8 +50,16 @@ class Chaos:
         ranks = max(KINDS[kind].ranks for kind in kinds)
         shm = Shm()
         try:
-            with self._surroundings([f"cpu:{rank}" for rank in range(ranks)]) as around:
-                self._strike(around, shm, moments, kinds)
+            # Short names: vLLM puts sockets there.
+            with (
+                tempfile.TemporaryDirectory(prefix="kvch") as scratch,
+                self._surroundings([f"cpu:{rank}" for rank in range(ranks)]) as around,
+            ):
+                rounds = {
+                    ranks: Round(around, shm, self.table, ranks, Path(scratch))
+                    for ranks in sorted({KINDS[kind].ranks for kind in kinds})
+                }
+                self._strike(around, rounds, moments, kinds)
         finally:
             self.table.problems += [f"left in /dev/shm: {name}" for name in shm.sweep()]
         left = [path.name for path in around.stack.run_dir.iterdir() if path.suffix != ".lock"]
@@ -66,12 +74,10 @@ class Chaos:
             with Surroundings(stack, master, self.rng, devices) as around:
                 yield around
 
-    def _strike(self, around: Surroundings, shm: Shm, moments: int, kinds: list[str]) -> None:
+    def _strike(
+        self, around: Surroundings, rounds: dict[int, Round], moments: int, kinds: list[str]
+    ) -> None:
         """First the engines that live on, for each number of ranks, then those that die."""
-        rounds = {
-            ranks: Round(around, shm, self.table, self.folder, ranks)
-            for ranks in sorted({KINDS[kind].ranks for kind in kinds})
-        }
         for ranks, this in rounds.items():
             this.learn()
             if chosen := self._chosen(moments, kinds, ranks, deadly=False):

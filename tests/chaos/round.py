@@ -38,14 +38,14 @@ class Round:
     """One number of ranks."""
 
     def __init__(
-        self, around: Surroundings, shm: Shm, table: Table, folder: Path, ranks: int
+        self, around: Surroundings, shm: Shm, table: Table, ranks: int, scratch: Path
     ) -> None:
         self.around = around
         self.table = table
         self.ranks = ranks
         self.rng = around.rng
         self._shm = shm
-        self._folder = folder
+        self._scratch = scratch
         self._wanted: list[list[int]] = []
         self._count = 0
 
@@ -58,9 +58,10 @@ class Round:
             lease_ms=LEASE_MS,
         )
         self._count += 1
-        log = self._folder / f"engine-{self.ranks}-{self._count}.log"
+        stack = self.around.stack
+        log = stack.folder / f"engine-{self.ranks}-{self._count}.log"
         setting = Setting(self.ranks, in_process)
-        return setting.engine(self.around.stack.model, log, connector if cached else None)
+        return setting.engine(stack.model, log, self._scratch, connector if cached else None)
 
     def learn(self) -> None:
         """What an undisturbed engine without any cache answers."""

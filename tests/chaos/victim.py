@@ -37,10 +37,12 @@ class Setting:
     ranks: int = 1
     in_process: bool = True
 
-    def engine(self, model: Path, log: Path, connector: dict[str, Any] | None) -> "Victim":
-        """Make an engine, not started yet."""
+    def engine(
+        self, model: Path, log: Path, scratch: Path, connector: dict[str, Any] | None
+    ) -> "Victim":
+        """Make an engine, not started yet; ``scratch`` is for vLLM's temporary files."""
         options: dict[str, Any] = dict(OPTIONS)
-        environ = dict(SMALL_CACHES)
+        environ = {**SMALL_CACHES, "TMPDIR": str(scratch)}
         if self.ranks > 1:
             options["tensor_parallel_size"] = self.ranks
             options["distributed_executor_backend"] = "mp"
