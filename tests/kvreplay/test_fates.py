@@ -42,6 +42,8 @@ def test_a_dead_daemon_takes_its_jobs_along(tmp_path: Path) -> None:
     found = fates(scene.close())
     assert found.of(scenes.WORKER, scenes.KEY, 11) == "it ended with its process"
     assert found.of(scenes.SCHED) == ""
+    assert found.has_died(scenes.WORKER)
+    assert not found.has_died(scenes.SCHED)
 
 
 def test_the_successor_of_a_daemon_proves_its_death(tmp_path: Path) -> None:

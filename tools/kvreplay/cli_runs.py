@@ -98,6 +98,8 @@ def _print_report(console: Console, report: running.Report) -> None:
     console.print(text)
     if report.num_seeded:
         console.print(f"{report.num_seeded} objects were stored beforehand: the recording had them")
+    if report.num_removed:
+        console.print(f"{report.num_removed} objects of this run were removed from Mooncake")
     style = "green" if not report.differences else "bold red"
     text = f"{report.num_same} outcomes as recorded, {len(report.differences)} not"
     console.print(Text(text, style=style))

@@ -53,6 +53,10 @@ class Fates:
         if label is not None:
             self._dead.add(label)
 
+    def has_died(self, log: str) -> bool:
+        """The process of a log is known to have ended."""
+        return log in self._dead
+
     def of(self, log: str, engine: str = "", job_id: int | None = None) -> str:
         """Say why something of a log never ended; empty if it is simply open.
 

@@ -5,6 +5,7 @@ when a run begins, because it needs ZeroMQ and the rest of ``kvreplay`` does not
 """
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from kvreplay.stats import Stats, gather
 from kvreplay.verify import Result, verify
 
 if TYPE_CHECKING:
-    from kvreplay.drive.driver import Played
+    from kvreplay.drive.stage import Played
 
 
 class RunError(Exception):
@@ -54,6 +55,8 @@ class Report:
     num_checked: int
     num_seeded: int
     num_audited: int
+    #: Objects of the run that were removed from Mooncake at its end.
+    num_removed: int
     seconds: float
     recorded_seconds: float
     notes: list[str]
@@ -83,14 +86,23 @@ def run(logs: LogSet, wishes: Wishes) -> Report:
     Raises:
         RunError: there is nothing to play, or a daemon cannot be run.
     """
+    from kvcommon.config import mooncake_config
     from kvcommon.errors import ConfigError, RemoteProtocolError
-    from kvreplay.drive.driver import Driver, Options
+    from kvreplay.drive.driver import Driver
     from kvreplay.drive.errors import DriveError
+    from kvreplay.drive.stage import Options
 
     with _directory() as directory:
+        lease_s = None
+        with contextlib.suppress(ConfigError):
+            # What is wrong with the file, the daemon says.
+            if wishes.mooncake_config:
+                found = mooncake_config(wishes.mooncake_config, os.environ)
+                lease_s = found.store_lease_ms / 1000
         options = Options(
             directory=directory,
             store=_store(wishes),
+            lease_s=lease_s,
             speed=wishes.speed,
             until_ns=None if wishes.until_s is None else round(wishes.until_s * 1e9),
             only=wishes.only,
@@ -136,6 +148,7 @@ def _report(played: "Played") -> Report:
         num_checked=tally.num_checked,
         num_seeded=played.num_seeded,
         num_audited=played.num_audited,
+        num_removed=played.num_removed,
         seconds=round(played.seconds, 3),
         recorded_seconds=round(played.recorded_seconds, 3),
         notes=played.notes,

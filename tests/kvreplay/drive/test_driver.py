@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from kvcommon.eventlog import LogWriter
-from kvreplay.drive.driver import Driver, Options, Played
+from kvreplay.drive.driver import Driver
 from kvreplay.drive.errors import DriveError
+from kvreplay.drive.stage import Options, Played, Stage
 from kvreplay.loading import LogSet, open_logs
 from kvreplay.show import Filters, select, step_of
 from localmaster import LocalMaster
 from tests.e2e.stack import mooncake_file
 from tests.kvreplay.drive.recording import record
 
+HISTORIES = Path(__file__).parents[2] / "histories" / "real"
 BROKEN = Path(__file__).with_name("broken_daemon.py")
 
 
@@ -107,6 +109,66 @@ def test_what_the_store_held_before_is_stored_first(
     ]
     assert played.tally.faults == []
     assert (played.tally.num_checked, played.num_audited) == (6, 2)
+
+
+class Ends:
+    """How the daemons of a run were ended, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[str, bool]] = []
+        real = Stage.end
+
+        def end(stage: Stage, label: str, *, killed: bool = False) -> None:
+            if stage.daemons[label].pid:
+                self.found.append((label, killed))
+            real(stage, label, killed=killed)
+
+        monkeypatch.setattr(Stage, "end", end)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_same"),
+    [("daemon-killed", 9), ("daemon-killed-in-load", 11), ("engine-killed", 6)],
+)
+def test_who_died_in_the_recording_dies_again_and_what_it_had_answered_is_awaited(
+    name: str, num_same: int, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    logs = open_logs([HISTORIES / name])
+    played = play(logs, short)
+    assert (played.tally.differences, played.tally.faults) == ([], [])
+    assert played.tally.num_same == num_same
+    assert all(killed for _, killed in ends.found)
+    assert len(ends.found) == name.startswith("daemon")
+
+
+def test_without_the_log_of_who_saw_it_nobody_is_known_to_have_died(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends(monkeypatch)
+    logs = open_logs([HISTORIES / "daemon-killed"])
+    daemons = LogSet([log for log in logs.logs if log.header.core == "kvworker"], [])
+    played = play(daemons, short)
+    assert (played.tally.differences, played.tally.num_same) == ([], 9)
+    assert [killed for _, killed in ends.found] == [False]
+
+
+def test_a_job_that_now_ends_later_does_not_hold_up_what_it_waits_for(
+    recording: LogSet, short: Path, tmp_path: Path
+) -> None:
+    """As if the save had been skipped at once: now it ends only behind the verdict."""
+    (log,) = recording.logs
+    writer = LogWriter(tmp_path, log.header)
+    ended = {entry.stimulus: entry for entry in select(recording, Filters(kind="JobsEnded"))}
+    (end, *_) = (one for entry in ended.values() for one in entry.commands if "Jobs" in str(one))
+    for entry in select(recording, Filters(ticks=True)):
+        commands = [one for one in entry.commands if one != end]
+        commands += [end] if entry.kind == "PutsOpened" else []
+        writer.record(entry.seq, entry.cause, entry.raw.event, commands)  # type: ignore[arg-type]
+    writer.close()
+    played = play(open_logs([tmp_path]), short)
+    assert (played.tally.differences, played.tally.faults) == ([], [])
+    assert played.tally.num_same == 8
 
 
 def test_at_recorded_pace_a_run_takes_as_long(recording: LogSet, short: Path) -> None:

@@ -93,6 +93,15 @@ def test_what_was_saved_with_a_session_or_whole_is_not_needed(whole: bool) -> No
     assert list(find_needs(entries).keys) == [key(b"y")]
 
 
+def test_a_key_that_was_opened_for_writing_was_not_there_whatever_became_of_its_writer() -> None:
+    """A writer that is killed leaves its key open: others find that it exists."""
+    entries = [*saved("a", b"x", 10, whole=False)[:2], *saved("b", b"y", 20, whole=False)[:1]]
+    again = saved("c", b"x", 30, whole=False)[:1]
+    exists = record(work.PutsOpened(now_ns=1, op=30, outcomes=(Outcome.EXISTS,)))
+    never = record(work.PutsOpened(now_ns=1, op=20, outcomes=(Outcome.EXISTS,)))
+    assert list(find_needs([*entries, *again, exists, never]).keys) == [key(b"y")]
+
+
 def test_one_request_alone_needs_what_others_have_saved_and_it_finds() -> None:
     entries = [
         *saved("a", b"x", 10, whole=False),

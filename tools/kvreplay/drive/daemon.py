@@ -95,6 +95,13 @@ class Daemon:
             process.kill()
             process.wait()
 
+    def kill(self) -> None:
+        """End it as a crash would (SIGKILL). Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
     def check(self) -> None:
         """Raise ``DriveError`` if it has ended by itself."""
         if self._process is not None and self._process.poll() is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Union
+from typing import Final, TypeGuard, Union
 
 from kvcommon.keys import Namespace, fingerprint
 from kvcommon.messages import Attach, Lookup, SaveJob, StepPlan
@@ -44,7 +44,8 @@ def find_needs(entries: Iterable[Entry], only: str | None = None) -> Needs:
     """Read merged records of daemons.
 
     A record that finds or opens an object which no record before it has published tells that the
-    object was there.
+    object was there. One for which a put session was opened was not, whatever became of that
+    session: a writer that was killed leaves no more than its open key.
 
     Args:
         entries: the records.
@@ -78,12 +79,17 @@ def find_needs(entries: Iterable[Entry], only: str | None = None) -> Needs:
     return needs
 
 
+def has_session(event: object) -> TypeGuard[work.PutsOpened]:
+    """An answer tells that a put session was opened: this daemon writes layer by layer."""
+    return isinstance(event, work.PutsOpened) and not event.whole and Outcome.OK in event.outcomes
+
+
 def _published(event: _Answer, keys: tuple[str, ...]) -> Iterator[str]:
-    """Yield what an answer says is published: by closing its session, or without one."""
+    """Yield what an answer says is published, with a session from its opening on, or without."""
     outcomes: tuple[Outcome, ...] = ()
     if isinstance(event, work.PutsClosed):
         outcomes = event.ended
-    elif isinstance(event, work.LayersWritten):
+    elif isinstance(event, work.LayersWritten) or has_session(event):
         outcomes = event.outcomes
     return (key for key, one in zip(keys, outcomes, strict=False) if one is Outcome.OK)
 

@@ -63,6 +63,8 @@ class Tally:
     #: Wrong bytes, blocks touched before their gate, answers that never came.
     faults: list[str] = field(default_factory=list)
     num_faults: int = 0
+    #: Keys of all objects that are said to have been stored.
+    keys: set[str] = field(default_factory=set)
     #: Blocks whose bytes were compared.
     num_checked: int = 0
 

@@ -31,6 +31,7 @@ class StepState:
     loads: list[msg.LoadJob] = field(default_factory=list)
     saves: list[msg.SaveJob] = field(default_factory=list)
     begun: bool = False
+    has_verdict: bool = False
     num_computed: int = 0
     #: Layers whose announcement was looked at.
     num_seen: int = 0
@@ -82,6 +83,15 @@ class Rank:
         """Jobs that were planned and have not ended."""
         return self._jobs.keys()
 
+    def waits_for_us(self, job_id: int) -> bool:
+        """The job is open, and may end only after more is said of its step."""
+        job = self._jobs.get(job_id)
+        for state in self.steps.values():
+            if job is not None and (job in state.saves or job in state.loads):
+                is_load = isinstance(job, msg.LoadJob)
+                return not (state.begun if is_load else state.has_verdict)
+        return False
+
     # -- saying --------------------------------------------------------------------------------
 
     def attach(self, attach: msg.Attach, epoch: int) -> None:
@@ -126,6 +136,8 @@ class Rank:
             return
         if isinstance(body, msg.StepPlan):
             self._planned(body)
+        elif isinstance(body, msg.StepVerdict) and body.step in self.steps:
+            self.steps[body.step].has_verdict = True
         elif isinstance(body, msg.ResetStore):
             self.stored.clear()
         link.say(body)
@@ -271,6 +283,7 @@ class Rank:
                     self._check(job, block_id, block_hash, end)
             elif good and block_id not in end.failed_blocks:
                 self.stored[job.group, block_hash] = None
+                self._setting.tally.keys.add(self._key(job.group, block_hash))
         self._release(job)
 
     def _release(self, job: Job) -> None:
