@@ -34,7 +34,6 @@ HOOKS = (
 )
 #: Shorter spans are of no interest, unless they are the longest.
 LONG_S = 0.1
-NAP_S = 50e-6
 
 #: What happened, when it began and ended, and for how much of that its thread could run but got no
 #: processor.
@@ -84,7 +83,6 @@ def install(_worker: object = None) -> None:
     """Measure from now on. Idempotent."""
     if _installed:
         return
-    from vllm.distributed.device_communicators import shm_broadcast
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from kvsched.connector import KVFerryConnector
@@ -107,14 +105,6 @@ def install(_worker: object = None) -> None:
 
     Scheduler._preempt_request = counting_preempt
     Scheduler.schedule = counting_schedule
-    # vLLM's ranks, each on a processor of its own, wait for each other by sched_yield in a loop. On
-    # Linux 6.18 that was seen to keep all other processes from a processor for a minute, without
-    # any fault: a daemon that gets none is fenced, and does not even die.
-    shm_broadcast.sched_yield = _nap
-
-
-def _nap() -> None:
-    time.sleep(NAP_S)
 
 
 def taken(_worker: object = None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Moments:
         this.note_spans(row, load.answer, measured, frozen)
         row.leaked += engine.call("quiet")
         row.hit_tokens += int(engine.call("hits") - hits)
-        this.check_daemons(where, attached=True)
+        this.check_daemons(where, attached=True, fenced=not fault.inside)
         if around.deaths > deaths:
             engine.call("trim")
             self._survivor.look(engine.pid)

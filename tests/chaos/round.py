@@ -23,7 +23,7 @@ from tests.chaos.victim import Setting, Victim
 from tests.e2e.stack import prompt
 
 MAX_TOKENS = 24
-PATIENCE_S = 60.0
+PATIENCE_S, ANSWER_S = 60.0, 5.0
 _OPEN = [f"kvferry_{what}_open" for what in ("jobs", "lookups", "puts", "gets")]
 _ATTACHED = ["kvferry_engines_attached"]
 _HEADS = [prompt(1 + head, 320) for head in range(3)]
@@ -112,24 +112,31 @@ class Round:
             self.problem(f"{where}: {gone}: ended, although they were well")
             self.around.heal()
 
-    def check_daemons(self, where: str, *, attached: bool) -> None:
-        """Nothing stays open once all is quiet, and nothing mapped once the engine is gone."""
+    def check_daemons(self, where: str, *, attached: bool, fenced: bool = False) -> None:
+        """Nothing stays open once all is quiet, and nothing mapped once the engine is gone.
+
+        ``fenced``: a daemon was given a reason to be killed, which may take effect only now.
+        """
         names = _OPEN if attached else _OPEN + _ATTACHED
         deadline = time.monotonic() + PATIENCE_S
-        for device, daemon in self.around.daemons.items():
-            while True:
-                try:
-                    metrics = ask_status(f"ipc://{daemon.socket_path}", PATIENCE_S).metrics
-                except ConfigError as error:
-                    self.problem(f"{where}: {error}")
-                    break
-                left = {name: metrics[name] for name in names if metrics[name]}
-                if not left:
-                    break
+        for device in self.around.devices:
+            while left := self._open_at(device, names):
+                if fenced:
+                    self.around.heal()
                 if time.monotonic() > deadline:
-                    self.problem(f"{where}: daemon {device}: left open: {left}")
+                    self.problem(f"{where}: daemon {device}: {left}")
                     break
                 time.sleep(0.05)
+
+    def _open_at(self, device: str, names: list[str]) -> str:
+        """What is open at a daemon; empty: nothing."""
+        try:
+            endpoint = f"ipc://{self.around.daemons[device].socket_path}"
+            metrics = ask_status(endpoint, ANSWER_S).metrics
+        except ConfigError as error:
+            return str(error)
+        left = {name: metrics[name] for name in names if metrics[name]}
+        return f"left open: {left}" if left else ""
 
     def bury(self, engine: Victim, where: str) -> None:
         """Wait for the end of an engine, and see that nothing of it is left."""
