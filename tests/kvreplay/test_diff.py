@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from kvreplay.diff import compare, compare_stats
 from kvreplay.loading import LogSet
+from kvreplay.requests import read_requests
 from kvreplay.stats import gather
 from tests.kvreplay.pair import Pair
 
@@ -43,6 +46,16 @@ def test_a_request_that_is_in_one_run_only(tmp_path: Path) -> None:
     assert found.first is not None
     assert found.first.what == ["the request is in one run only"]
     assert (found.num_a, found.num_b, found.first.request_b) == (3, 2, "")
+
+
+def test_requests_beyond_the_bound_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvreplay.diff.read_requests", lambda logs: read_requests(logs, 2))
+    found = compare(runs(tmp_path / "a", "aba"), runs(tmp_path / "b", "ab"))
+    assert found.first is None
+    assert found.left_out == (1, 0)
+    assert found.plain()["left_out"] == [1, 0]
 
 
 def test_numbers_side_by_side(tmp_path: Path) -> None:

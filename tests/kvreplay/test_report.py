@@ -11,6 +11,7 @@ import pytest
 
 from kvreplay import report
 from kvreplay.loading import LogSet, open_logs
+from kvreplay.requests import read_requests
 from kvreplay.story import tell
 from kvsched.core import events as sched
 from kvworker.core import commands as work_do
@@ -133,6 +134,19 @@ def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(data["slices"]) == 3
     assert data["slices_left_out"] > 0
     assert max(len(one["lines"]) for one in data["requests"]) == 3
+
+
+def test_requests_beyond_those_that_are_read_are_counted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "read_requests", lambda logs: read_requests(logs, 3))
+    monkeypatch.setattr(report, "MAX_REQUESTS", 2)
+    pair = Pair(tmp_path)
+    for number in range(5):
+        pair.add(f"r{number}", 100, "x")
+    data = report.collect(pair.close())
+    assert (len(data["requests"]), data["requests_left_out"]) == (2, 3)
+    assert ("Requests", "5") in data["numbers"]
 
 
 def test_a_click_on_a_request_tells_its_story(

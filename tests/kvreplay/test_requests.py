@@ -57,7 +57,9 @@ def test_numbers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for number in range(5):
         pair.add(f"req-{number}", 100, "x")
     logs = pair.close()
-    assert len(read_requests(logs, max_requests=3)) == 3
+    told = read_requests(logs, max_requests=3)
+    assert (len(told), told.num_left_out) == (3, 2)
+    assert read_requests(logs).num_left_out == 0
     monkeypatch.setattr(requests, "MAX_LINES", 2)
     (first, *_) = read_requests(logs)
     assert len(first.lines) == 2

@@ -87,6 +87,9 @@ def _print_diff(console: Console, found: Diff) -> None:
                 console.print(Text(clean(f"     its records part at {record}"), style="dim"))
         for text in first.what:
             console.print(Text(clean(f"  {text}")))
+    if any(found.left_out):
+        text = f"beyond the bound, and not compared: {found.left_out[0]} requests of A, "
+        console.print(Text(f"{text}{found.left_out[1]} of B", style="yellow"))
     console.print()
     _print_rows(console, found.rows, ("A", "B"))
 

@@ -61,6 +61,8 @@ class Diff:
     num_different: int
     first: Divergence | None
     rows: list[Row] = field(default_factory=list)
+    #: Requests of each run beyond the bound, which were not compared.
+    left_out: tuple[int, int] = (0, 0)
 
     @property
     def status(self) -> int:
@@ -72,6 +74,7 @@ class Diff:
         return {
             "status": self.status,
             "requests": [self.num_a, self.num_b],
+            "left_out": list(self.left_out),
             "different": self.num_different,
             "first": asdict(self.first) if self.first else None,
             "numbers": [{**asdict(row), "change": row.change} for row in self.rows],
@@ -80,7 +83,8 @@ class Diff:
 
 def compare(logs_a: LogSet, logs_b: LogSet) -> Diff:
     """Compare two runs."""
-    stories_a, stories_b = _read(logs_a), _read(logs_b)
+    every_a, every_b = read_requests(logs_a), read_requests(logs_b)
+    stories_a, stories_b = _asked_for(every_a), _asked_for(every_b)
     first: Divergence | None = None
     num_different = 0
     for number, (one, other) in enumerate(_pairs(stories_a, stories_b), start=1):
@@ -94,6 +98,7 @@ def compare(logs_a: LogSet, logs_b: LogSet) -> Diff:
         num_different,
         first,
         compare_stats(gather(logs_a), gather(logs_b)),
+        (every_a.num_left_out, every_b.num_left_out),
     )
 
 
@@ -129,9 +134,9 @@ def compare_stats(a: Stats, b: Stats) -> list[Row]:
     return rows
 
 
-def _read(logs: LogSet) -> list[Story]:
-    """Read what engines asked for; what ``run`` does on its own account is no part of it."""
-    return [story for story in read_requests(logs) if story.request_id != OWN_REQUEST]
+def _asked_for(stories: Sequence[Story]) -> list[Story]:
+    """Return what engines asked for; what ``run`` does on its own account is no part of it."""
+    return [story for story in stories if story.request_id != OWN_REQUEST]
 
 
 def _row(name: str, a: int, b: int) -> Row:

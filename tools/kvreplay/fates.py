@@ -21,8 +21,8 @@ class Fates:
         self._of_epoch = {log.header.epoch: log.label for log in logs}
         #: Epoch of the daemon of a rank, by scheduler side's log and rank.
         self._daemons: dict[tuple[str, int], int] = {}
-        #: Logs whose process is known to have ended.
-        self._dead: set[str] = set()
+        #: Logs whose process is known to have ended, and when that was seen.
+        self._dead: dict[str, int] = {}
         #: Why a daemon gave an engine up, by the daemon's log and the engine's key.
         self._lost: dict[tuple[str, str], str] = {}
         #: Jobs whose end a scheduler side heard of: engine, rank, job.
@@ -34,10 +34,10 @@ class Fates:
         if isinstance(event, sched.DaemonReady):
             where = (entry.log, event.rank)
             if self._daemons.setdefault(where, event.epoch) != event.epoch:
-                self._died(self._daemons[where])
+                self._died(self._daemons[where], entry)
             self._daemons[where] = event.epoch
         elif isinstance(event, sched.DaemonLost) and event.dead:
-            self._died(self._daemons.get((entry.log, event.rank), 0))
+            self._died(self._daemons.get((entry.log, event.rank), 0), entry)
         elif isinstance(event, sched.JobsReported):
             for end in event.ends:
                 if len(self._reported) >= _MAX_ENDS:
@@ -46,16 +46,20 @@ class Fates:
         elif isinstance(event, work.PeerLost):
             self._lost[entry.log, event.engine] = event.reason
             if event.role == "scheduler":
-                self._died(event.epoch)
+                self._died(event.epoch, entry)
 
-    def _died(self, epoch: int) -> None:
+    def _died(self, epoch: int, seen: Entry) -> None:
         label = self._of_epoch.get(epoch)
         if label is not None:
-            self._dead.add(label)
+            self._dead.setdefault(label, seen.at_ns)
 
     def has_died(self, log: str) -> bool:
         """The process of a log is known to have ended."""
         return log in self._dead
+
+    def seen_dead_ns(self, log: str) -> int | None:
+        """When somebody first saw that the process of a log has ended; None: nobody did."""
+        return self._dead.get(log)
 
     def of(self, log: str, engine: str = "", job_id: int | None = None) -> str:
         """Say why something of a log never ended; empty if it is simply open.

@@ -29,7 +29,7 @@ from kvworker.core import events as work
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-_GETS: Final = (work_do.OpenGets, work_do.LoadLayers, work_do.CloseGets)
+_GETS: Final = (work_do.OpenGets, work_do.LoadLayers)
 _PUTS: Final = (work_do.OpenPuts, work_do.WriteLayers, work_do.ClosePuts)
 _WEATHER: Final = (
     sched.DaemonReady,
@@ -39,6 +39,11 @@ _WEATHER: Final = (
 )
 #: Ids that ``Mentions`` remembers of each kind; the oldest are forgotten first.
 _MAX_REMEMBERED: Final = 200_000
+
+
+#: A number that leads from a record to requests: ``lookup``, ``job`` or ``step`` of any engine, or
+#: the log that it is an operation of; and the number.
+Claim = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,10 @@ class RequestLinks:
     #: Jobs whose blocks are still held, and whether the request itself still lives.
     alive: bool = False
     _open_jobs: set[int] = field(default_factory=set)
+    #: Open get sessions: (log, key).
+    _gets: set[tuple[str, str]] = field(default_factory=set)
+    #: Numbers tied to the request since somebody last took them away: see ``kvreplay.routes``.
+    claims: list[Claim] = field(default_factory=list)
     #: What all requests share; see ``Surroundings``.
     around: Surroundings = field(default_factory=Surroundings)
 
@@ -114,6 +123,18 @@ class RequestLinks:
     def is_live(self) -> bool:
         """A record that does not name the request may still belong to it."""
         return self.alive or bool(self._open_jobs or self.ops or self.pending)
+
+    def claim_again(self) -> None:
+        """Claim every number anew: the request is told of again after its end."""
+        self.claims = [("lookup", number) for number in self.lookups]
+        self.claims += (("job", number) for number in self.jobs)
+        self.claims += (("step", number) for number in self.steps)
+        self.claims += self.ops
+
+    @property
+    def is_loading(self) -> bool:
+        """It has a load whose blocks are held, or an open get session."""
+        return bool(self._gets) or any(self.is_load(job) for job in self._open_jobs)
 
     def is_load(self, job_id: int) -> bool:
         """The job is a load."""
@@ -151,12 +172,14 @@ class RequestLinks:
         if isinstance(body, msg.Lookup) and body.request_id == self.request_id:
             if body.lookup_id not in self.lookups:
                 self.pending.add(body.lookup_id)
+                self.claims.append(("lookup", body.lookup_id))
             self.lookups[body.lookup_id] = body
         elif isinstance(body, msg.StepPlan):
             for job in plan_jobs(body):
                 if job.request_id == self.request_id:
                     if job.job_id not in self.jobs:
                         self._open_jobs.add(job.job_id)
+                        self.claims += (("job", job.job_id), ("step", body.step))
                     self.jobs[job.job_id] = job
                     self.steps.setdefault(body.step, set()).add(job.job_id)
 
@@ -227,6 +250,12 @@ class RequestLinks:
                 op = started_op(command)
                 if op is not None:
                     self.ops.add((entry.log, op))
+                    self.claims.append((entry.log, op))
+                keys = {(entry.log, key) for key in keys_of(command)}
+                if isinstance(command, work_do.OpenGets):
+                    self._gets |= keys
+                elif isinstance(command, work_do.CloseGets):
+                    self._gets -= keys
         return Touch(event=mine, commands=tuple(commands))
 
     def _is_ours(self, value: msgspec.Struct) -> bool:
@@ -253,21 +282,21 @@ class RequestLinks:
             return self._is_body(command.body)
         if isinstance(command, work_do.PublishProgress):
             return any(self.is_load(job) for job in self.steps.get(command.step, ()))
+        if isinstance(command, work_do.CloseGets):
+            return any((log, key) in self._gets for key in command.keys)
+        mine: set[str] = set()
         if isinstance(command, work_do.FindKeys):
-            return bool(_hashes(command) & self._lookup_hashes())
-        if isinstance(command, (*_GETS, *_PUTS)):
-            step = None if isinstance(command, work_do.CloseGets) else command.step
-            load = isinstance(command, _GETS)
-            return bool(_hashes(command) & self._job_hashes(step, load=load))
-        return False
+            mine = self._lookup_hashes()
+        elif isinstance(command, (*_GETS, *_PUTS)):
+            mine = self._job_hashes(command.step, load=isinstance(command, _GETS))
+        return bool(mine) and not mine.isdisjoint(_hashes(command))
 
     def _lookup_hashes(self) -> set[str]:
         groups = (group for one in self.pending for group in self.lookups[one].groups)
         return {block.hex() for group in groups for block in group.block_hashes}
 
-    def _job_hashes(self, step: int | None, *, load: bool) -> set[str]:
-        ids: Iterable[int] = self.jobs if step is None else self.steps.get(step, ())
-        jobs = [self.jobs[job] for job in ids if self.is_load(job) == load]
+    def _job_hashes(self, step: int, *, load: bool) -> set[str]:
+        jobs = [self.jobs[job] for job in self.steps.get(step, ()) if self.is_load(job) == load]
         return {block.hex() for job in jobs for block in job.block_hashes}
 
 

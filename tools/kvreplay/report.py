@@ -55,11 +55,11 @@ def collect(logs: LogSet) -> dict[str, Any]:
         "span": f"{(stats.last_ns - start_ns) / 1e9:.3f} s, {count(len(processes), 'log')}",
         "check": check,
         "check_kind": kind,
-        "numbers": _numbers(stats, len(every)),
+        "numbers": _numbers(stats, len(every) + every.num_left_out),
         "logs": list(_logs(logs, verdict)),
         "processes": processes,
         "requests": [_request(story, processes, start_ns) for story in stories],
-        "requests_left_out": len(every) - len(stories),
+        "requests_left_out": len(every) + every.num_left_out - len(stories),
         **_timeline(trace_events(logs), processes, numbers),
     }
 

@@ -1,8 +1,8 @@
 """The stories of all requests of some logs, read once.
 
-A record is handed to the requests that it names, and to those that still live: what touches a
-request without naming it (a verdict, a lost daemon) does so while it does. Work is in proportion to
-the records times the requests that live at once.
+A record is handed to the requests that it names, and to those that live and that its numbers lead
+to: what touches a request without naming it (a verdict, a lost daemon) does so while it lives. Work
+is in proportion to what is told of.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,20 @@ from kvreplay.facts import Collector
 from kvreplay.links import Mentions, RequestLinks, Surroundings
 from kvreplay.loading import Entry, LogSet
 from kvreplay.merge import merge
+from kvreplay.routes import Routes
 from kvreplay.story import Lines, Story
 
 #: At most so many requests are told of, the first ones; others are counted.
 MAX_REQUESTS: Final = 20_000
 #: Lines of one story, where all are told.
 MAX_LINES: Final = 400
+
+
+class Stories(list[Story]):
+    """Stories in the order in which their requests are first named."""
+
+    #: Requests beyond the bound, which are only counted.
+    num_left_out = 0
 
 
 @dataclass
@@ -36,14 +44,17 @@ class _Telling:
         self.lines.add(entry, touch)
 
 
-def read_requests(logs: LogSet, max_requests: int = MAX_REQUESTS) -> list[Story]:
-    """Tell of every request, in the order in which they are first named."""
+def read_requests(logs: LogSet, max_requests: int = MAX_REQUESTS) -> Stories:
+    """Tell of every request, up to a bound."""
+    left_out: set[str] = set()
     tellings: dict[str, _Telling] = {}
     living: dict[str, _Telling] = {}
     around = Surroundings()
     mentions = Mentions()
+    routes = Routes()
     for entry in merge(logs.logs):
-        for request in sorted(mentions.of(entry)):
+        named = mentions.of(entry)
+        for request in sorted(named):
             if request in living:
                 continue
             if request not in tellings and len(tellings) < max_requests:
@@ -51,12 +62,24 @@ def read_requests(logs: LogSet, max_requests: int = MAX_REQUESTS) -> list[Story]
                 tellings[request] = _Telling(links, Collector(links))
             if request in tellings:
                 living[request] = tellings[request]
+                living[request].links.claim_again()
+            else:
+                left_out.add(request)
         around.add(entry)
-        for request, telling in list(living.items()):
+        led = routes.of(entry)
+        for request in list(living) if led is None else named | led:
+            telling = living.get(request)
+            if telling is None:
+                continue
             telling.add(entry)
-            if not telling.links.is_live:
+            if telling.links.is_live:
+                routes.follow(telling.links)
+            else:
                 del living[request]
-    return list(_stories(tellings))
+                routes.forget(request)
+    stories = Stories(_stories(tellings))
+    stories.num_left_out = len(left_out)
+    return stories
 
 
 def _stories(tellings: dict[str, _Telling]) -> Iterator[Story]:

@@ -14,6 +14,7 @@ from typing import Final, TextIO
 import msgspec
 
 from kvcommon import messages as msg
+from kvreplay.fates import Fates
 from kvreplay.links import Mentions
 from kvreplay.loading import Entry, LogSet
 from kvreplay.merge import merge
@@ -105,18 +106,22 @@ class _Tracer:
         self._num_flows = 0
         self._mentions = Mentions()
         self._start_ns: int | None = None
+        self._fates = Fates(logs.logs)
+        #: Time of the newest record, of all logs and of each.
+        self._last_ns = 0
+        self._last_of: dict[str, int] = {}
 
     def events(self) -> Iterator[TraceEvent]:
         for log in self._logs.logs:
             pid = self._tracks[log.label].pid
             name = {"name": f"{log.label} (pid {log.header.pid})"}
             yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": name}
-        last_ns = 0
         drawn = RequestTracks(len(self._tracks) + 1)
         for entry in merge(self._logs.logs):
             if self._start_ns is None:
                 self._start_ns = entry.at_ns
-            last_ns = entry.at_ns
+            self._last_ns = self._last_of[entry.log] = entry.at_ns
+            self._fates.add(entry)
             requests = self._mentions.of(entry)
             op = ended_op(entry.event)
             if op is not None:
@@ -125,9 +130,18 @@ class _Tracer:
             yield from drawn.take(entry, self._us(entry.at_ns))
             for command in entry.commands:
                 yield from self._command(entry, command, requests)
+        ends = {label: self._end_of(label) for label in self._tracks}
         for (label, _), running in self._running.items():
-            yield self._slice(label, running, last_ns, {"open": "not ended in these logs"})
-        yield from drawn.rest(self._us(last_ns))
+            end_ns, how = ends[label]
+            yield self._slice(label, running, end_ns, {"open": how})
+        yield from drawn.rest({one: (self._us(at_ns), how) for one, (at_ns, how) in ends.items()})
+
+    def _end_of(self, label: str) -> tuple[int, str]:
+        """Until when something of a log that has no end is drawn, and what that is called."""
+        dead_ns = self._fates.seen_dead_ns(label)
+        if dead_ns is None:
+            return self._last_ns, "not ended in these logs"
+        return max(dead_ns, self._last_of.get(label, 0)), "it ended with its process"
 
     def _us(self, at_ns: int) -> float:
         return (at_ns - (self._start_ns or 0)) / 1000

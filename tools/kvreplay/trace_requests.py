@@ -3,7 +3,8 @@
 Tracks are used again when their request has ended, so there are as many as requests lived at once.
 """
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,7 +36,8 @@ class RequestTracks:
         """``pid`` is the process's number in the trace."""
         self._pid = pid
         self._live: dict[tuple[str, str], _Live] = {}
-        self._free: set[int] = set()
+        #: Tracks that nobody uses, the lowest first.
+        self._free: list[int] = []
         self._num_tracks = 0
         #: Lookup or job → request, by log.
         self._owners: dict[tuple[str, str, int], str] = {}
@@ -57,22 +59,25 @@ class RequestTracks:
         if isinstance(event, sched.RequestFinished):
             yield from self._end(entry.log, event.request_id, at_us, "finished")
 
-    def rest(self, at_us: float) -> Iterator[TraceEvent]:
-        """Yield what has not ended when the logs do."""
+    def rest(self, ends: Mapping[str, tuple[float, str]]) -> Iterator[TraceEvent]:
+        """Yield what has not ended when the logs do.
+
+        Args:
+            ends: of each log: until when its requests are drawn, and what that is called.
+        """
         for log, request in list(self._live):
-            yield from self._end(log, request, at_us, "not ended in these logs")
+            yield from self._end(log, request, *ends[log])
 
     def _begin(self, log: str, request: str, num_tokens: int, at_us: float) -> Iterator[TraceEvent]:
         if (log, request) in self._live or len(self._live) >= _MAX_LIVE:
             return
         if not self._free:
             self._num_tracks += 1
-            self._free.add(self._num_tracks)
+            self._free.append(self._num_tracks)
             if self._num_tracks == 1:
                 yield self._name("process_name", 0, "requests")
             yield self._name("thread_name", self._num_tracks, f"request lane {self._num_tracks}")
-        track = min(self._free)
-        self._free.discard(track)
+        track = heapq.heappop(self._free)
         self._live[log, request] = _Live(track, at_us, num_tokens)
 
     def _command(self, log: str, command: object, at_us: float) -> None:
@@ -109,7 +114,7 @@ class RequestTracks:
             return
         for kind, number in list(live.inside):
             self._owners.pop((log, kind, number), None)
-        self._free.add(live.track)
+        heapq.heappush(self._free, live.track)
         args = {"log": log, "tokens": live.num_tokens, "vLLM was told": live.told, "end": how}
         yield self._slice(live.track, request, live.began_us, at_us, args)
 
