@@ -153,6 +153,7 @@ def test_a_click_on_a_request_tells_its_story(
     opened: Browser, logs: LogSet, tmp_path: Path
 ) -> None:
     assert "every command comes again" in text(opened, "#check")
+    assert text(opened, "#cut") == ""
     assert rows(opened) == NAMES
     assert opened.get("document.querySelector('#story').hidden")
     opened.click("#rows tr:nth-child(3)")
@@ -237,6 +238,24 @@ def test_the_timeline_zooms_and_moves_by_keys_and_buttons(opened: Browser) -> No
     opened.click("[data-do=in]")
     assert picture() == near
     opened.click("[data-do=all]")
+
+
+def test_a_page_that_was_cut_says_what_is_missing(
+    browser: Browser, logs: LogSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "MAX_REQUESTS", 3)
+    monkeypatch.setattr(report, "MAX_SLICES", 5)
+    path = tmp_path / "cut.html"
+    path.write_text(report.make_report(logs), "utf-8")
+    browser.open(path.as_uri())
+    assert text(browser, "#count") == "3 of 3; 1 later left out"
+    said = re.fullmatch(
+        r"up to about ([\d.]+) ms; (\d+) later operations and marks are left out",
+        text(browser, "#cut"),
+    )
+    assert said
+    assert float(said[1]) > 0
+    assert int(said[2]) > 20
 
 
 def test_it_fits_a_small_and_a_dark_screen(opened: Browser, tmp_path: Path) -> None:

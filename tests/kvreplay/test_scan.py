@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcommon.eventlog import LogWriter, redact_id
 from kvreplay.loading import LogSet, open_logs
 from kvreplay.scan import Wanted, scan, time_of
 from kvreplay.show import Filters, kinds_of, select
@@ -40,6 +41,24 @@ def test_a_request_by_its_whole_id(logs: LogSet) -> None:
     named = scan(logs, Wanted(request="req-3"))
     assert named.kinds["RequestAdded"] == named.kinds["RequestFinished"] == 1
     assert scan(logs, Wanted(request="req-")).num_wanted == 0
+
+
+def test_a_request_whose_id_is_hashed_by_its_real_id_and_by_its_hash(
+    logs: LogSet, tmp_path: Path
+) -> None:
+    for log in logs.logs:
+        writer = LogWriter(tmp_path, log.header, redacted=True)
+        for entry in log:
+            assert entry.event is not None
+            writer.record(entry.seq, entry.cause, entry.event, entry.commands)
+        writer.close()
+    hashed = open_logs([tmp_path])
+    plain = scan(logs, Wanted(request="req-3"))
+    assert scan(hashed, Wanted(request="req-3")).kinds == plain.kinds
+    assert scan(hashed, Wanted(request=redact_id("req-3"))).kinds == plain.kinds
+    both = Wanted(request="req-3", kind="LookupAnswered")
+    assert scan(hashed, both).kinds == scan(logs, both).kinds
+    assert scan(hashed, Wanted(request="req-9")).num_wanted == 0
 
 
 def test_times_are_counted_as_show_counts_them(logs: LogSet) -> None:

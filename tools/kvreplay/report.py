@@ -145,7 +145,7 @@ def _timeline(
     names: dict[tuple[int, int], str] = {}
     slices: list[tuple[tuple[int, int], int, int, str, str, list[int]]] = []
     marks: list[tuple[tuple[int, int], int, str]] = []
-    num_left_out = 0
+    num_left_out, until_us = 0, 0
     for event in events:
         place = (_int(event, "pid"), _int(event, "tid"))
         args: dict[str, Any] = event.get("args", {})  # type: ignore[assignment]
@@ -163,8 +163,9 @@ def _timeline(
             slices.append((place, _int(event, "ts"), _int(event, "dur"), kind, text, requests))
         elif event["ph"] == "i" and len(marks) < MAX_SLICES:
             marks.append((place, _int(event, "ts"), str(event["name"])))
-        else:
-            num_left_out += event["ph"] in {"X", "i"}
+        elif event["ph"] in {"X", "i"}:
+            until_us = until_us if num_left_out else _int(event, "ts")
+            num_left_out += 1
     # Requests first; they are the last process of the trace.
     titles = ["requests", *processes]
     places = {place: (place[0] % len(titles), _in_order(names[place]), place[1]) for place in names}
@@ -191,6 +192,8 @@ def _timeline(
         ],
         "marks": [(number_of[place], at, text) for place, at, text in marks if place in number_of],
         "slices_left_out": num_left_out,
+        #: From about here on they are left out.
+        "slices_until_us": until_us,
     }
 
 

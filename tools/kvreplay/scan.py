@@ -9,11 +9,12 @@ encoded in another way than ours is counted under ``?``.
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final
 
 import msgspec
 
-from kvcommon.eventlog import Dropped
+from kvcommon.eventlog import Dropped, redact_id
 from kvreplay.loading import DECODE_ERRORS, LogSet
 
 _TAG: Final = b"\xa4type"
@@ -30,7 +31,7 @@ _INTEGERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 class Wanted:
     """Which records to count; every condition must hold."""
 
-    #: Id of a request, whole.
+    #: Id of a request, whole; in logs with hashed ids the real one or its hash.
     request: str | None = None
     #: Type of the event, a command or a message, as it is written.
     kind: str | None = None
@@ -39,13 +40,14 @@ class Wanted:
     to_ns: int | None = None
 
     @property
-    def needles(self) -> list[bytes]:
-        """What must stand in a record."""
-        found = []
+    def needles(self) -> list[tuple[bytes, ...]]:
+        """What must stand in a record: one of each of these."""
+        found: list[tuple[bytes, ...]] = []
         if self.kind is not None:
-            found.append(_TAG + msgspec.msgpack.encode(self.kind))
+            found.append((_TAG + msgspec.msgpack.encode(self.kind),))
         if self.request is not None:
-            found.append(msgspec.msgpack.encode(self.request))
+            names = (self.request, redact_id(self.request))
+            found.append(tuple(map(msgspec.msgpack.encode, names)))
         return found
 
     @property
@@ -116,8 +118,11 @@ def scan(logs: LogSet, wanted: Wanted | None = None) -> Summary:
 
 
 def _filter(records: list[bytes], wanted: Wanted, start_ns: int) -> list[bytes]:
-    for needle in wanted.needles:
-        records = [one for one in records if needle in one]
+    for first, *others in wanted.needles:
+        found = [first in one for one in records]
+        for other in others:
+            found = [was or other in one for was, one in zip(found, records, strict=True)]
+        records = list(compress(records, found))
     if not wanted.is_timed:
         return records
     low = start_ns + wanted.from_ns

@@ -22,7 +22,8 @@
   }
   for (const [text, kind] of data.logs) $("logs").append(make("p", text, kind));
   if (data.slices_left_out) {
-    $("logs").append(make("p", data.slices_left_out + " operations and marks are not in the timeline", "warn"));
+    $("cut").textContent = "up to about " + ms(data.slices_until_us) + "; " + data.slices_left_out +
+      " later operations and marks are left out";
   }
   if (data.check_kind === "bad") $("processes").open = true;
 
@@ -59,15 +60,13 @@
       return row;
     });
     $("rows").replaceChildren(...rows);
-    $("count").textContent = shown.length + " of " + data.requests.length;
+    $("count").textContent = shown.length + " of " + data.requests.length +
+      (data.requests_left_out ? "; " + data.requests_left_out + " later left out" : "");
     $("more").replaceChildren();
     if (shown.length > limit) {
       const more = make("button", "Show more");
       more.onclick = () => { limit += PAGE; table(); };
       $("more").append(more);
-    }
-    if (data.requests_left_out) {
-      $("more").append(make("p", data.requests_left_out + " later requests are left out", "warn"));
     }
   }
 
