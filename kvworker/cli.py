@@ -185,7 +185,7 @@ def dump(
     ] = "",
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the files.")
-    ] = 3.0,
+    ] = 10.0,
 ) -> None:
     """Write event logs that are kept in memory (ring), of the daemon and the engines beside it."""
     from kvcommon.endpoints import daemon_endpoint

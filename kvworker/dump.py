@@ -1,5 +1,6 @@
 """Asking for the event logs that are kept in memory, from another process."""
 
+import fcntl
 import time
 from pathlib import Path
 from typing import Final
@@ -20,10 +21,10 @@ def write_logs(directory: str, timeout_s: float) -> list[Path]:
         timeout_s: how long to wait for the first file.
 
     Returns:
-        The new files.
+        The new files, complete.
 
     Raises:
-        ConfigError: no directory, one that cannot be written, or nothing comes.
+        ConfigError: no directory, one that cannot be written, or nothing comes, or not all of it.
     """
     if not directory:
         raise ConfigError("the daemon keeps no event log: start it with --event-log")
@@ -42,7 +43,27 @@ def write_logs(directory: str, timeout_s: float) -> list[Path]:
             )
         time.sleep(_LOOK_S)
     time.sleep(_MORE_S)
-    return sorted(_logs(folder) - before)
+    found = sorted(_logs(folder) - before)
+    deadline += _MORE_S
+    while unfinished := [path for path in found if _is_being_written(path)]:
+        if time.monotonic() > deadline:
+            names = ", ".join(path.name for path in unfinished)
+            raise ConfigError(f"not all is written within {timeout_s:g} s, only begun: {names}")
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whoever writes a ring holds a lock on the file until it is complete, or dies."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # Removed since, as older dumps are.
+        return False
+    return False
 
 
 def _logs(folder: Path) -> set[Path]:

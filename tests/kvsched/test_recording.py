@@ -45,6 +45,7 @@ def test_a_ring_is_written_when_a_job_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     end = JobEnd(job_id=3, outcome=JobOutcome.FAILED, reason="store-full")
     kept.handle(JobsReported(now_ns=2, rank=0, ends=(end,)))
+    kept.close()
     (path,) = tmp_path.iterdir()
     assert read_log(path).header.info["ring"] == "job 3 failed on rank 0: store-full"
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,34 @@ def test_without_a_log_or_a_ring_it_says_so(tmp_path: Path) -> None:
         write_logs(str(tmp_path), 0.1)
     with pytest.raises(ConfigError, match="event log"):
         write_logs(str(tmp_path / "none"), 0.1)
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_file_that_is_being_written_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only begun when time is up; complete once its writer lets go of it, or has died."""
+    hidden, path = tmp_path / "hidden", tmp_path / "w-1.0.kvlog"
+    hidden.write_bytes(b"kvflog")
+    monkeypatch.setattr("kvworker.dump.ask_for_dumps", lambda _directory: hidden.rename(path))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(hidden)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=r"only begun: w-1\.0\.kvlog"):
+            write_logs(str(tmp_path), 0.1)
+        writer.kill()
+    path.rename(hidden)
+    assert write_logs(str(tmp_path), 0.1) == [path]
 
 
 def test_a_daemons_ring_is_written_by_command_and_by_signal(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -55,7 +56,18 @@ def compress_file(path: Path) -> Path:
 
 def compress_later(path: Path) -> threading.Thread:
     """Compress a closed file in a thread of low priority; what goes wrong leaves it as it was."""
-    thread = threading.Thread(target=_compress, args=(path,), name="kvlog-gzip", daemon=True)
+    return in_background("kvlog-gzip", lambda: _compress(path))
+
+
+def in_background(name: str, work: Callable[[], object]) -> threading.Thread:
+    """Do something in a thread of its own, of low priority, which keeps no process alive."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        work()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
 
@@ -108,7 +120,5 @@ def unpack(path: Path, file: BinaryIO) -> BinaryIO:
 
 
 def _compress(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     with contextlib.suppress(OSError):
         compress_file(path)

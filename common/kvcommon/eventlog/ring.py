@@ -6,18 +6,23 @@ asks: by a call, or by touching the file ``dump`` in the log's directory, which 
 directory looks at as time passes. What is written is an ordinary log whose parts are the dumps;
 one that no longer has its beginning can be read, but not replayed.
 
-One ring belongs to one thread.
+One ring belongs to one thread. It writes there only what cannot wait: a core's fault. Everything
+else is handed over to a thread of low priority, one dump at a time: what is wanted meanwhile waits
+in the ring. A file that is being written is locked (``flock``).
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from kvcommon.errors import ConfigError
+from kvcommon.eventlog.compress import in_background
 from kvcommon.eventlog.format import LogHeader
 from kvcommon.eventlog.writer import LogWriter
 
@@ -26,6 +31,9 @@ REQUEST_FILE: Final = "dump"
 #: Records kept at most, whatever the seconds.
 MAX_RECORDS: Final = 200_000
 _LOOK_NS: Final = 200_000_000
+#: So many records are written at a time (about 1 ms), and then others may run.
+_BATCH: Final = 128
+_PAUSE_S: Final = 0.0005
 
 Record = tuple[int, str, msgspec.Struct, Sequence[msgspec.Struct], str]
 #: Says why a record is a reason to write; empty: it is none.
@@ -76,6 +84,9 @@ class RingWriter:
         self._max_files = max_files
         self._next_look_ns = 0
         self._asked_at = self._request_time()
+        self._thread: threading.Thread | None = None
+        #: Why a dump is wanted that waits for the one before it.
+        self._wanted = ""
         #: Dumps written.
         self.num_dumps = 0
         #: Why the newest dump was written, or could not be.
@@ -91,17 +102,22 @@ class RingWriter:
         commands: Sequence[msgspec.Struct],
         fault: str = "",
     ) -> None:
-        """Keep one record; write everything if it is alarming."""
+        """Keep one record; have everything written if it is alarming, and write it if it failed."""
         self._records.append((seq, cause, event, commands, fault))
         oldest = getattr(event, "now_ns", 0) - self._keep_ns
         while getattr(self._records[0][2], "now_ns", 0) < oldest:
             self._records.popleft()
-        why = fault or (self._alarm(event, commands) if self._alarm is not None else "")
-        if why:
-            self.dump(why)
+        if fault:
+            self.dump(fault)
+            return
+        why = self._alarm(event, commands) if self._alarm is not None else ""
+        if why or self._wanted:
+            self.dump_later(why)
 
     def flush(self) -> None:
         """Look (a few times a second) whether somebody wants a dump."""
+        if self._wanted:
+            self.dump_later("")
         now_ns = time.monotonic_ns()
         if now_ns < self._next_look_ns:
             return
@@ -109,31 +125,68 @@ class RingWriter:
         asked_at = self._request_time()
         if asked_at != self._asked_at:
             self._asked_at = asked_at
-            self.dump("asked for")
+            self.dump_later("asked for")
 
     def dump(self, reason: str) -> Path | None:
-        """Write what is kept, and forget it.
+        """Write what is kept, and forget it. Returns when everything is written.
 
         Returns:
             The file; None if nothing was kept or it cannot be written.
         """
-        if not self._records:
+        self.wait()
+        self._wanted = ""
+        return self._write(self._take(), reason, pause_s=0.0)
+
+    def dump_later(self, reason: str) -> None:
+        """Have what is kept written, and forget it; behind a dump that is being written.
+
+        Args:
+            reason: why; empty: for the reason that is waiting.
+        """
+        self._wanted = self._wanted or reason
+        if self._thread is not None and self._thread.is_alive():
+            return
+        records, reason, self._wanted = self._take(), self._wanted, ""
+        if records:
+            write = partial(self._write, records, reason, pause_s=_PAUSE_S)
+            self._thread = in_background("kvlog-ring", write)
+
+    def wait(self) -> None:
+        """Return when nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _take(self) -> "deque[Record]":
+        records, self._records = self._records, deque(maxlen=self._records.maxlen)
+        return records
+
+    def _write(self, records: "deque[Record]", reason: str, *, pause_s: float) -> Path | None:
+        """Write records. In one thread at a time."""
+        if not records:
             return None
-        records, first = list(self._records), self._records[0][0]
-        self._records.clear()
+        first = records[0][0]
         self.reason = reason[:200]
         info = {**self._header.info, "ring": self.reason, "first_seq": str(first)}
         header = msgspec.structs.replace(self._header, part=self.num_dumps, info=info)
         try:
             writer = LogWriter(
-                self._directory, header, max_bytes=1 << 62, redacted=self._redacted
+                self._directory,
+                header,
+                max_bytes=1 << 62,
+                redacted=self._redacted,
+                locked=True,
             )
         except ConfigError as error:
             self.reason = str(error)
             self.num_dropped += len(records)
             return None
-        for seq, cause, event, commands, fault in records:
-            writer.record(seq, cause, event, commands, fault)
+        while records:
+            for _ in range(min(_BATCH, len(records))):
+                writer.record(*records.popleft())
+            if pause_s:
+                # The interpreter is one: whoever waits for it goes first.
+                time.sleep(pause_s)
         writer.close()
         self.num_dropped += writer.num_dropped
         self.num_dumps += 1
@@ -141,7 +194,10 @@ class RingWriter:
         return writer.path
 
     def close(self) -> None:
-        """Forget what is kept: an orderly end is no reason to write."""
+        """Write what is wanted, forget the rest: an orderly end is no reason to write."""
+        self.wait()
+        if self._wanted:
+            self.dump(self._wanted)
         self._records.clear()
 
     def _request_time(self) -> int:

@@ -8,6 +8,8 @@ goes into the log when it can be written again. Nothing is raised into the calle
 constructor.
 """
 
+import contextlib
+import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +50,7 @@ class LogWriter:
         buffer_bytes: int = 64 << 10,
         compressed: bool = False,
         redacted: bool = False,
+        locked: bool = False,
     ) -> None:
         """Create the directory (mode 0700) if needed, and the first file (mode 0600).
 
@@ -60,6 +63,7 @@ class LogWriter:
             buffer_bytes: a buffer of this size is written out.
             compressed: compress closed files, in a thread of low priority.
             redacted: hash request ids (costs about as much again as recording).
+            locked: hold a lock (``flock``) on a file while it is written, so that others can tell.
 
         Raises:
             ConfigError: the directory or the file cannot be made, or the log exists already.
@@ -73,6 +77,7 @@ class LogWriter:
         self._buffer_bytes = buffer_bytes
         self._compressed = compressed
         self._redacted = redacted
+        self._locked = locked
         self._encoder = msgspec.msgpack.Encoder()
         self._buffer = bytearray()
         self._fd = _NO_FILE
@@ -137,6 +142,8 @@ class LogWriter:
         if self._lost[0]:
             self._note_lost()
         self._drain()
+        # Also for a child that has inherited the descriptor.
+        self._lock(fcntl.LOCK_UN)
         os.close(self._fd)
         self._fd = _NO_FILE
         self._buffer.clear()
@@ -155,11 +162,18 @@ class LogWriter:
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(self.path, flags | os.O_NOFOLLOW, 0o600)
+        self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._written = 0
         self._buffer += PREAMBLE
         self._put(msgspec.structs.replace(self._header, part=self._part))
         # At once: a file without its header could not be read while the process lives.
         self._drain()
+
+    def _lock(self, operation: int) -> None:
+        """A lock is a courtesy: a file system that has none costs nothing but that."""
+        if self._locked:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._fd, operation)
 
     def _reopen(self) -> None:
         try:

@@ -1,14 +1,18 @@
 """A ring keeps the last seconds, and writes them when there is a reason."""
 
+import contextlib
+import fcntl
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from kvcommon.errors import ConfigError
-from kvcommon.eventlog import RingWriter, ask_for_dumps, read_log, redact_id
+from kvcommon.eventlog import LogWriter, RingWriter, ask_for_dumps, read_log, redact_id
 from kvcommon.eventlog import ring as rings
 from kvsched.core.events import MatchAsked
 from tests.kvcommon.eventlog.logs import event, header, records
@@ -74,6 +78,7 @@ def test_a_fault_and_an_alarm_are_reasons(tmp_path: Path) -> None:
 
     ring = RingWriter(tmp_path, header(), seconds=50, alarm=alarm)
     keep(ring, 1, 2, 3)
+    ring.wait()
     assert (ring.num_dumps, ring.reason) == (1, "step 3")
     ring.record(4, "", event(4), (), "ValueError: no")
     assert (ring.num_dumps, ring.reason) == (2, "ValueError: no")
@@ -90,13 +95,103 @@ def test_whoever_touches_the_file_gets_a_dump_once(
     assert ring.num_dumps == 0
     ask_for_dumps(tmp_path)
     ring.flush()
+    ring.wait()
     assert ring.num_dumps == 1
     keep(ring, 2)
     ring.flush()
+    ring.wait()
     assert ring.num_dumps == 1
     os.utime(tmp_path / "dump", ns=(1, 1))
     ring.flush()
+    ring.wait()
     assert ring.num_dumps == 2
+
+
+class Slow:
+    """A ring whose background thread stands before it writes, until it is let go."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go = threading.Event()
+        self.threads: list[str] = []
+        real = RingWriter._write
+
+        def write(ring: RingWriter, *args: Any, **options: Any) -> Path | None:
+            self.threads.append(threading.current_thread().name)
+            if threading.current_thread() is not threading.main_thread():
+                assert self.go.wait(30)
+            return real(ring, *args, **options)
+
+        monkeypatch.setattr(RingWriter, "_write", write)
+        self.ring = RingWriter(
+            directory,
+            header(),
+            seconds=1e6,
+            alarm=lambda one, _: "alarm" if getattr(one, "now_ns", 0) % (3 * SECOND) == 0 else "",
+        )
+
+
+def test_an_alarm_is_written_beside_the_thread_that_records_one_dump_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(tmp_path, monkeypatch)
+    keep(slow.ring, *range(1, 8))
+    assert slow.ring.num_dumps == 0, "the recording thread waited for nothing"
+    slow.go.set()
+    slow.ring.wait()
+    assert slow.ring.num_dumps == 1
+    keep(slow.ring, 8)
+    slow.ring.wait()
+    assert slow.threads == ["kvlog-ring", "kvlog-ring"]
+    parts = [[one.seq for one in records(tmp_path / f"w-1.{part}.kvlog")] for part in (0, 1)]
+    assert parts == [[1, 2, 3], [4, 5, 6, 7, 8]], "the second alarm was kept, and its records"
+
+
+def test_a_fault_waits_until_everything_before_it_and_itself_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(tmp_path, monkeypatch)
+    keep(slow.ring, 1, 2, 3, 4)
+    threading.Timer(0.05, slow.go.set).start()
+    slow.ring.record(5, "", event(5), (), "ValueError: no")
+    assert slow.ring.num_dumps == 2
+    assert slow.threads == ["kvlog-ring", "MainThread"]
+    assert [one.seq for one in records(tmp_path / "w-1.1.kvlog")] == [4, 5]
+
+
+def test_an_orderly_end_writes_what_was_wanted_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(tmp_path, monkeypatch)
+    keep(slow.ring, *range(1, 8))
+    slow.go.set()
+    slow.ring.close()
+    assert [one.seq for one in records(tmp_path / "w-1.1.kvlog")] == [4, 5, 6, 7]
+    other = RingWriter(tmp_path / "other", header(), seconds=5)
+    keep(other, 1)
+    other.close()
+    assert other.num_dumps == 0
+
+
+def test_a_dump_is_locked_until_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = []
+    real = LogWriter.record
+
+    def record(writer: LogWriter, *args: Any) -> None:
+        with writer.path.open("rb") as file, contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            locked.append(False)
+        real(writer, *args)
+
+    monkeypatch.setattr(LogWriter, "record", record)
+    ring = RingWriter(tmp_path, header(), seconds=50)
+    keep(ring, 1, 2)
+    path = ring.dump("x")
+    assert locked == []
+    assert path is not None
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def test_an_old_request_is_not_answered_by_a_new_ring(

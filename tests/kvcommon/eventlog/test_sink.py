@@ -31,5 +31,6 @@ def test_ring_writes_on_an_alarm(tmp_path: Path) -> None:
     sink = open_sink(tmp_path, header(), options, lambda _event, _commands: "always")
     assert isinstance(sink, RingWriter)
     sink.record(1, "", ASKED, [])
+    sink.wait()
     assert sink.num_dumps == 1
     assert redact_id("who").encode() in (tmp_path / "w-1.0.kvlog").read_bytes()
