@@ -18,10 +18,12 @@ from kvcommon.errors import ConfigError
 from kvcommon.eventlog import LogOptions
 from kvcommon.sizes import parse_size
 
-Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
-PositiveMs = Annotated[float, msgspec.Meta(gt=0)]
-PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+#: Eleven days: longer waits mean "for ever", and would not fit into what counts nanoseconds.
+_LONGEST_MS = 1e9
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_MS)]
+PositiveMs = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_MS)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_MS / 1000)]
+PositiveInt = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
 StoreName = Literal["memory", "mooncake"]
 
@@ -184,6 +186,12 @@ def connector_config(raw: Mapping[str, object]) -> ConnectorConfig:
         parse_size(config.memory_limit)
     except ConfigError as error:
         raise ConfigError(f"kv_connector_extra_config: memory_limit: {error}") from None
+    if config.heartbeat_ms >= config.lease_ms:
+        raise ConfigError(
+            f"kv_connector_extra_config: heartbeat_ms ({config.heartbeat_ms:g}) must be below "
+            f"lease_ms ({config.lease_ms:g}), a third of it at most: an engine that sends no sign "
+            "of life within its lease is dropped"
+        )
     try:
         for endpoint in [config.daemons] if isinstance(config.daemons, str) else config.daemons:
             if endpoint != "auto" or isinstance(config.daemons, list):

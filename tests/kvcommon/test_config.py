@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from pathlib import Path
 
@@ -63,6 +64,13 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ({"lookup_wait_ms": "2"}, "$.lookup_wait_ms"),
         ({"lookup_wait_ms": -1}, "$.lookup_wait_ms"),
         ({"lookup_timeout_ms": 0}, "$.lookup_timeout_ms"),
+        ({"lookup_timeout_ms": math.nan}, "$.lookup_timeout_ms"),
+        ({"lookup_timeout_ms": math.inf}, "$.lookup_timeout_ms"),
+        ({"load_timeout_ms": 1e18}, "$.load_timeout_ms"),
+        ({"event_log_ring_s": math.inf}, "$.event_log_ring_s"),
+        ({"min_load_blocks": 1 << 63}, "$.min_load_blocks"),
+        ({"heartbeat_ms": 10_000}, "heartbeat_ms (10000) must be below lease_ms (10000)"),
+        ({"lease_ms": 500}, "heartbeat_ms (1000) must be below lease_ms (500)"),
         ({"max_held_fraction": 0}, "$.max_held_fraction"),
         ({"max_held_fraction": 1.5}, "$.max_held_fraction"),
         ({"min_load_blocks": 0}, "$.min_load_blocks"),
