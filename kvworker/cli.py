@@ -213,7 +213,7 @@ def doctor(
     store: Store = StoreKind.MOONCAKE,
     mooncake_config: MooncakeFile = "",
     no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Do not open the card; only look.")
+        bool, typer.Option("--no-probe", help="Open neither card nor store; only look.")
     ] = False,
 ) -> None:
     """Check everything that serving a device needs, and say what to change."""

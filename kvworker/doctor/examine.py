@@ -16,7 +16,7 @@ def examine(
         around: The machine; its ``device`` says which checks apply.
         mooncake: The store is Mooncake.
         mooncake_file: Its configuration; empty: as the environment says.
-        probe: Open the card and share memory with another process.
+        probe: Open the card and share memory with another process; ask the store's master.
     """
     findings = list(check_host(around))
     npu = around.device.startswith("npu")
@@ -31,7 +31,7 @@ def examine(
     elif around.device.startswith("cuda") and probe:
         findings += check_card(around)
     if mooncake:
-        config, found = check_store(around, mooncake_file)
+        config, found = check_store(around, mooncake_file, probe=probe)
         findings += found
         if npu and config is not None and config.protocol == "ascend":
             findings.append(check_lease(around, config.store_lease_ms))

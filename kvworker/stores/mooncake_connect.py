@@ -5,19 +5,22 @@ import ipaddress
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from kvcommon.config import MooncakeConfig
 from kvcommon.errors import StoreError, StoreUnreachable
+from kvworker.stores import mooncake_codes as codes
 from kvworker.stores.mooncake_client import MooncakeClient
 
+_RPC_TIMEOUT = "MC_RPC_TIMEOUT_MS"
 #: The library's own switches, set unless the user has set them. A frozen master then blocks a call
 #: for 5 s instead of 30, and an unreachable one a connection attempt for 2 s instead of 30; a
 #: refused configuration is said at once instead of after 20 tries; and only warnings are written to
 #: standard error.
 _ENVIRONMENT = {
-    "MC_RPC_TIMEOUT_MS": "5000",
+    _RPC_TIMEOUT: "5000",
     "MC_RPC_CONNECT_TIMEOUT_MS": "2000",
     "MC_STORE_CLIENT_SETUP_RETRIES": "2",
     "GLOG_minloglevel": "1",
@@ -25,6 +28,7 @@ _ENVIRONMENT = {
 #: How long to wait for the master's port. The library itself would try for 90 s, holding the
 #: interpreter lock.
 _MASTER_WAIT_S = 3.0
+_LAST_PORT = 65535
 #: The newest method that we need; it came with 0.3.13.
 _NEEDED = "batch_put_session_start"
 
@@ -79,6 +83,7 @@ def connect(
     _check_addresses(config)
     raw = library.MooncakeDistributedStore()
     answer: list[int] = []
+    begun = time.monotonic()
 
     def set_up() -> None:
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -92,13 +97,34 @@ def connect(
     thread.start()
     thread.join()
     if answer != [0]:
-        raise StoreError(
-            f"Mooncake refused this configuration (its log on standard error says more): "
-            f"master {config.master_server_address}, protocol {config.protocol!r}, device "
-            f"{config.device_name!r}, local_hostname {config.local_hostname!r}, global_segment_size"
-            f" {config.global_segment_size}. Without an RDMA device the protocol is 'tcp'"
-        )
+        raise _refusal(config, answer, time.monotonic() - begun)
     return MooncakeClient(raw)
+
+
+def _refusal(config: MooncakeConfig, answer: list[int], seconds: float) -> StoreError:
+    """Say why: the library has one code for a wrong protocol and for a master that hangs."""
+    if answer == [codes.INVALID_PARAMS]:
+        return StoreError(
+            f"Mooncake cannot use these sizes: global_segment_size {config.global_segment_size}, "
+            f"local_buffer_size {config.local_buffer_size} bytes. A segment is 0 or at least 16 MiB"
+            ", and both must fit into the memory that is free"
+        )
+    # It refuses what is wrong sooner than it gives a silent master up.
+    if seconds >= int(os.environ.get(_RPC_TIMEOUT, "30000")) / 1000:
+        return StoreUnreachable(
+            f"what listens at {config.master_server_address} took {seconds:.0f} s and did not "
+            "answer: the Mooncake master is frozen or overloaded, or this is another service. "
+            "Restart it, or correct master_server_address or MOONCAKE_MASTER"
+        )
+    # It may have died since it was asked.
+    _check_addresses(config)
+    return StoreError(
+        f"Mooncake refused this configuration (its log on standard error says more): "
+        f"master {config.master_server_address}, protocol {config.protocol!r}, device "
+        f"{config.device_name!r}, local_hostname {config.local_hostname!r}, metadata_server "
+        f"{config.metadata_server!r}. Without an RDMA device the protocol is 'tcp'; and what "
+        "listens there must be a Mooncake master"
+    )
 
 
 def placement(library: Any, segment: str, *, same_node: bool) -> Any:  # noqa: ANN401
@@ -153,18 +179,37 @@ def _settings(config: MooncakeConfig) -> dict[str, str]:
     }
 
 
-def _check_addresses(config: MooncakeConfig) -> None:
-    address = config.master_server_address
-    if "://" in address:  # found by etcd, Redis or Kubernetes: the library's business
-        return
+def master_place(address: str) -> tuple[str, int] | None:
+    """Split a master's address into host and port; None: it is found by etcd, Redis or the like.
+
+    Raises:
+        StoreError: it is no address.
+    """
+    if "://" in address:
+        return None
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    host = host.strip("[]")
+    try:
+        # What the resolver does with a name that is not ASCII, or has an empty part.
+        host.encode("idna")
+    except UnicodeError:
+        host = ""
+    if not host or not (port.isdecimal() and 0 < int(port) <= _LAST_PORT):
         raise StoreError(
             f"master_server_address {address!r} is not HOST:PORT; set it in the Mooncake "
             "configuration file or in MOONCAKE_MASTER"
         )
+    return host, int(port)
+
+
+def _check_addresses(config: MooncakeConfig) -> None:
+    address = config.master_server_address
+    place = master_place(address)
+    if place is None:  # the library's business
+        return
+    host, port = place
     try:
-        peer = _peer(host.strip("[]"), int(port))
+        peer = _peer(host, port)
     except OSError as error:
         raise StoreUnreachable(
             f"no Mooncake master answers at {address} ({error}). Start one with: mooncake_master "

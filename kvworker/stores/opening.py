@@ -7,6 +7,7 @@ any other ``StoreError`` or ``ConfigError`` is a misconfiguration, and ends the 
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from kvcommon.errors import ConfigError, StoreError, StoreUnreachable
@@ -15,6 +16,9 @@ from kvworker.outcome import Outcome
 from kvworker.stores.base import LocalObject, RangeIO, Store
 
 logger = logging.getLogger("kvferry.worker")
+
+#: The same complaint is logged once in so long.
+_REPEAT_S = 60.0
 
 
 class OpeningStore(Store):
@@ -80,6 +84,7 @@ class OpeningStore(Store):
 
     def _run(self) -> None:
         attempt = 0
+        said, said_at = "", 0.0
         while not self._closing.is_set():
             try:
                 self._inner.open()
@@ -89,13 +94,21 @@ class OpeningStore(Store):
                     self._settled.set()
                     return
                 delay_s = self._retry_s[min(attempt, len(self._retry_s) - 1)]
-                logger.warning(
-                    "the store is not there yet, trying again in %.0f s: %s", delay_s, error
-                )
+                now = time.monotonic()
+                if str(error) != said or now - said_at >= _REPEAT_S:
+                    said, said_at = str(error), now
+                    logger.warning(
+                        "the store is not there yet, trying again after %.0f s, and on: %s",
+                        delay_s,
+                        error,
+                    )
             except (StoreError, ConfigError) as error:
-                self.error = error
-                self._settled.set()
-                self._failed()
+                self._give_up(error)
+                return
+            except Exception as error:
+                # Else the daemon would serve for ever without a store, and without a word.
+                logger.exception("a fault while the store was being opened; please report it")
+                self._give_up(StoreError(f"the store cannot be opened: {error!r}"))
                 return
             else:
                 self._opened()
@@ -104,6 +117,11 @@ class OpeningStore(Store):
             attempt += 1
             self._settled.set()
             self._closing.wait(delay_s)
+
+    def _give_up(self, error: StoreError | ConfigError) -> None:
+        self.error = error
+        self._settled.set()
+        self._failed()
 
     def _opened(self) -> None:
         with self._lock:

@@ -26,7 +26,19 @@ def test_a_missing_master_is_named_with_the_way_to_start_one() -> None:
         _connect(master_server_address=f"127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("address", ["localhost", ":1", "host:", "host:port"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "localhost",
+        ":1",
+        "host:",
+        "host:port",
+        "host:0",
+        "host:65536",
+        "two..dots:1",
+        f"{'x' * 64}:1",
+    ],
+)
 def test_an_address_without_a_port_is_refused(address: str) -> None:
     with pytest.raises(StoreError, match="HOST:PORT"):
         _connect(master_server_address=address)

@@ -16,7 +16,7 @@ from kvworker.stores.opening import OpeningStore
 class LateStore(MemoryStore):
     """A memory store whose ``open`` fails as it is told to."""
 
-    def __init__(self, failures: Sequence[StoreError]) -> None:
+    def __init__(self, failures: Sequence[Exception]) -> None:
         super().__init__(1 << 20)
         self._failures = list(failures)
         self.registered: list[tuple[int, int]] = []
@@ -97,6 +97,33 @@ def test_misconfiguration_is_said_once_and_ends_the_trying() -> None:
         store.wait(0)
     store._thread.join(10)
     assert not store._thread.is_alive()
+    store.close()
+
+
+def test_a_fault_while_opening_ends_the_daemon_instead_of_a_thread() -> None:
+    failed = threading.Event()
+    inner = LateStore([UnicodeError("label empty")])
+    store = opening(inner, failed)
+    store.open()
+    inner.may_try.release()
+    assert failed.wait(10)
+    with pytest.raises(StoreError, match="label empty"):
+        store.wait(0)
+    store.close()
+
+
+def test_the_same_complaint_is_not_logged_with_every_attempt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inner = LateStore([*[StoreUnreachable("nobody")] * 5, StoreUnreachable("somebody else")])
+    store = opening(inner)
+    store.open()
+    inner.may_try.release(7)
+    for _ in range(7):
+        assert inner.attempts.acquire(timeout=10)
+    store._thread.join(10)
+    lines = [record.getMessage() for record in caplog.records if "not there" in record.message]
+    assert [line.rpartition(": ")[2] for line in lines] == ["nobody", "somebody else"]
     store.close()
 
 
