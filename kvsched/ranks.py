@@ -93,6 +93,8 @@ class Rank:
         self.connected = False
         #: ``DaemonLost(dead=False)`` was told; its death is still to be told.
         self.suspect = False
+        #: Its loss was logged, so that its return is to be.
+        self.was_lost = False
         #: When to open a new conversation, monotonic ns; 0: no need.
         self.reopen_at = 0
         self.opened_at = 0
@@ -306,6 +308,9 @@ class Ranks:
             rank.watch.close()
             rank.watch = self._watch_process(message.pid)
             rank.epoch = epoch
+        if rank.was_lost:
+            rank.was_lost = False
+            logger.info("kvferry: the daemon of %s is back (pid %d)", rank.info.device, message.pid)
         rank.pid = message.pid
         rank.suspect = rank.fenced = False
         rank.welcomed = True
@@ -349,6 +354,7 @@ class Ranks:
             return
         dead = rank.watch.is_dead()
         rank.suspect = not dead
+        rank.was_lost = True
         logger.warning(
             "kvferry: lost the daemon of %s (%s); the engine serves without the cache",
             rank.info.device,

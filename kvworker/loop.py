@@ -22,6 +22,8 @@ from kvworker.peers import PeerKey, Role
 logger = logging.getLogger("kvferry.worker")
 
 _TICK_NS = 250_000_000
+#: Lost records are logged once in so long.
+_COMPLAINT_NS = 60_000_000_000
 _NS_PER_MS = 1_000_000
 #: Messages handled before the inbox and the clock are looked at again.
 _BATCH = 256
@@ -48,6 +50,9 @@ class Loop:
         self._inbox = inbox
         self._heartbeat_ns = int(heartbeat_ms * _NS_PER_MS)
         self._next_tick_ns = 0
+        #: Lost records that were complained of, and when to complain of more.
+        self._num_dropped = 0
+        self._next_complaint_ns = 0
 
     @property
     def wait_ms(self) -> int:
@@ -152,3 +157,16 @@ class Loop:
         writer = self._machinery.writer
         if writer is not None:
             writer.flush()
+            self._complain_of(writer.num_dropped)
+
+    def _complain_of(self, num_dropped: int) -> None:
+        """Say that the event log loses records, but not with every record."""
+        if num_dropped <= self._num_dropped or self.now_ns < self._next_complaint_ns:
+            return
+        self._num_dropped = num_dropped
+        self._next_complaint_ns = self.now_ns + _COMPLAINT_NS
+        logger.warning(
+            "the event log has lost %d records, as its files cannot be written: is the disk full? "
+            "Serving goes on",
+            num_dropped,
+        )

@@ -1,14 +1,15 @@
 """``kvworker serve``: one daemon as the whole of its process.
 
 SIGUSR1 asks every event log of the directory that is kept in memory to be written.
-Exit status: 0 after SIGTERM or SIGINT, 2 for anything the user must change, 1 for a fault of ours
-(the supervisor restarts it).
+Exit status: 0 after SIGTERM, SIGINT or SIGHUP, 2 for anything the user must change, 1 for a fault
+of ours (the supervisor restarts it).
 """
 
 import contextlib
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -39,9 +40,12 @@ def serve(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+    _raise_file_limit()
     daemon = Daemon(config, metrics_port=metrics_port)
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, _stopper(daemon))
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # nohup: a terminal that is closed does not end us.
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _stopper(daemon))
     signal.signal(signal.SIGUSR1, _dumper(config.event_log))
     code = EXIT_OK
     try:
@@ -69,6 +73,14 @@ def arm() -> None:
     Mooncake's ``close`` holds the GIL, for 30 s if the master is frozen; this watchdog needs none.
     """
     faulthandler.dump_traceback_later(2 * CLOSE_DEADLINE_S, exit=True)
+
+
+def _raise_file_limit() -> None:
+    """Allow as many descriptors as we may: libzmq ends the process when there are none left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _dumper(directory: str) -> Callable[[int, FrameType | None], None]:

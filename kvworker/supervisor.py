@@ -94,12 +94,23 @@ class Child:
     def start(self) -> None:
         """Start the daemon; it ends with us."""
         parent = os.getpid()
-        self.process = subprocess.Popen(
-            self._command,
-            preexec_fn=lambda: _end_with(parent),  # noqa: PLW1509 (two system calls, no locks)
-        )
         self._started = time.monotonic()
         self.num_starts += 1
+        try:
+            self.process = subprocess.Popen(
+                self._command,
+                preexec_fn=lambda: _end_with(parent),  # noqa: PLW1509 (two system calls, no locks)
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            # Too many processes or files: the daemons that run must not end for it.
+            logger.warning(
+                "%s: cannot start a daemon (%s); trying again in %.1f s",
+                self.device,
+                error,
+                self._pause_s,
+            )
+            self._put_off()
+            return
         logger.info("%s: started daemon %d", self.device, self.process.pid)
 
     def look(self) -> None:
@@ -120,7 +131,10 @@ class Child:
             f"signal {-status}" if status < 0 else f"status {status}",
             self._pause_s,
         )
-        self.due = now + self._pause_s
+        self._put_off()
+
+    def _put_off(self) -> None:
+        self.due = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, BACKOFF_MAX_S)
 
     def send(self, signum: int) -> None:
@@ -167,6 +181,8 @@ class Supervisor:
                 (signal.SIGUSR1, self._forward),
                 (signal.SIGCHLD, self._ignore),
             )
+            # nohup: a closed terminal ends neither us nor, as they inherit it, the daemons.
+            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN
         }
         wakeup = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         try:

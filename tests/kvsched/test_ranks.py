@@ -205,8 +205,12 @@ def test_each_rank_has_its_own_daemon(daemon: FakeDaemon) -> None:
         world.ranks.close()
 
 
-def test_a_daemon_that_restarts_is_greeted_again(daemon: FakeDaemon, world: World) -> None:
+def test_a_daemon_that_restarts_is_greeted_again(
+    daemon: FakeDaemon, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="vllm.kvferry.ranks")
     world.greet()
+    assert "is back" not in caplog.text
     daemon.stop()
     (event,) = world.take(1)
     lost(event, dead=False)
@@ -222,6 +226,8 @@ def test_a_daemon_that_restarts_is_greeted_again(daemon: FakeDaemon, world: Worl
     assert isinstance(event, DaemonReady)
     assert event.epoch == daemon.epoch
     assert world.watches[-1].pid == 8
+    # Else "serves without the cache" would be the last word of a log.
+    assert caplog.text.count("is back (pid 8)") == 1
 
 
 def test_a_dead_daemons_successor_is_greeted_by_an_idle_engine(

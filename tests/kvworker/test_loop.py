@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -30,6 +31,7 @@ from kvcommon.messages import (
     encode,
 )
 from kvcommon.messages.codec import decode_envelope, encode_body
+from kvworker.loop import Loop
 from tests.support.client import PATIENCE_MS, Client
 from tests.support.daemonproc import DaemonProcess, daemon, environment
 from tests.support.engine import attach, hello, lookup
@@ -271,3 +273,14 @@ def test_many_engines_come_and_go_without_a_trace(served: DaemonProcess) -> None
     while open_files() > before:
         assert time.monotonic() < deadline, "descriptors are left"
         time.sleep(0.05)
+
+
+def test_lost_records_are_complained_of_but_not_each(caplog: pytest.LogCaptureFixture) -> None:
+    unused: Any = None
+    loop = Loop(unused, unused, unused, unused, 1000.0)
+    second = 1_000_000_000
+    for now_s, num_dropped in [(1, 0), (2, 5), (3, 9), (63, 9), (70, 9), (140, 12)]:
+        loop.now_ns = now_s * second
+        loop._complain_of(num_dropped)
+    said = [record.getMessage().split(" records")[0] for record in caplog.records]
+    assert said == [f"the event log has lost {num}" for num in (5, 9, 12)]

@@ -1,6 +1,7 @@
 """``kvworker serve`` as a process: exit statuses, error lines, signals, stores that come late."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -141,6 +142,22 @@ def test_frozen_master_does_not_keep_the_daemon_from_ending() -> None:
         master.thaw()
 
 
+def test_a_master_that_is_frozen_when_the_daemon_starts_is_waited_for() -> None:
+    with LocalMaster() as master:
+        master.freeze()
+        environ = {"MOONCAKE_MASTER": master.address, "MOONCAKE_GLOBAL_SEGMENT_SIZE": "64MiB"}
+        with daemon("--store", "mooncake", environ=environ) as running:
+            deadline = time.monotonic() + 2 * PATIENCE_S
+            while "did not answer" not in running.log:
+                assert time.monotonic() < deadline, running.log
+                time.sleep(0.1)
+            master.thaw()
+            while "is open" not in running.log:
+                assert time.monotonic() < deadline, running.log
+                time.sleep(0.1)
+            assert running.status().store_state is StoreState.UP
+
+
 def test_event_log_is_written_and_readable(short_dir: Path) -> None:
     log_dir = short_dir / "log"
     with daemon("--event-log", str(log_dir)) as running:
@@ -155,12 +172,35 @@ def test_event_log_is_written_and_readable(short_dir: Path) -> None:
     assert "kvsched-x:7" in [record.cause for record in log]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_end_it_cleanly(signum: signal.Signals) -> None:
     with daemon() as running:
         running.process.send_signal(signum)
         assert running.process.wait(PATIENCE_S) == 0
         assert "stopped" in running.log
+
+
+def test_a_closed_terminal_does_not_end_what_runs_under_nohup(short_dir: Path) -> None:
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with daemon(directory=short_dir) as running:
+            running.process.send_signal(signal.SIGHUP)
+            assert running.status().pid == running.pid
+            running.process.terminate()
+            assert running.process.wait(PATIENCE_S) == 0
+            assert "SIGHUP" not in running.log
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+def test_the_daemon_takes_all_descriptors_that_it_may(short_dir: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        with daemon(directory=short_dir) as running:
+            assert resource.prlimit(running.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 FAULTY = """

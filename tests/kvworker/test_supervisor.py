@@ -12,7 +12,7 @@ import pytest
 
 from kvcommon.errors import ConfigError
 from kvworker.descriptor import read_descriptor
-from kvworker.supervisor import parse_devices, sweep
+from kvworker.supervisor import Child, parse_devices, sweep
 from tests.support.daemonproc import environment
 
 PATIENCE_S = 40.0
@@ -103,6 +103,22 @@ def test_a_daemon_that_dies_is_started_again_and_the_others_stay(node: Node) -> 
     stopped = [line for line in node.log.splitlines() if "stopped (status 0)" in line]
     assert ["cpu:1" in stopped[0], "cpu:0" in stopped[1]] == [True, True]
     assert not list(node.directory.glob("*.sock"))
+
+
+def test_sighup_starts_every_daemon_anew_after_a_clean_stop(node: Node) -> None:
+    before = node.pid_of(0), node.pid_of(1)
+    node.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: all(node.pid_of(i) not in {0, before[i]} for i in (0, 1)))
+    assert node.log.count("ended (status 0)") == 2
+
+
+def test_a_daemon_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    child = Child("cpu:0", ["/nonexistent/python"])
+    child.start()
+    assert child.process is None
+    assert child.due > time.monotonic()
+    assert "cannot start a daemon" in caplog.text
+    child.stop()
 
 
 def test_daemons_end_with_a_supervisor_that_was_killed(node: Node) -> None:
