@@ -176,6 +176,31 @@ def status(
 
 
 @app.command()
+def top(
+    run_dir: RunDir = "",
+    endpoint: Endpoint = "",
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")
+    ] = 2.0,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=0, help="End after so many looks; 0: at Ctrl-C.")
+    ] = 0,
+) -> None:
+    """Watch the daemons of a run directory: what they move, find and fail, every few seconds."""
+    from kvcommon.endpoints import run_dir as find_run_dir
+    from kvcommon.errors import ConfigError
+    from kvworker.top import find_endpoints, show
+
+    try:
+        endpoints = [endpoint] if endpoint else find_endpoints(find_run_dir(run_dir))
+        show(endpoints, interval_s, rounds)
+    except ConfigError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        return
+
+
+@app.command()
 def dump(
     device: Device = "",
     run_dir: RunDir = "",
