@@ -20,6 +20,7 @@ from kvcommon.memory.torch_ipc import (
     check_handle,
     import_storages,
     release_storages,
+    remove_dead_counters,
 )
 from kvworker.devices.base import Device, MappedStorage, Mapping, Packed, StagingMemory
 from kvworker.devices.driver import Direction, Driver
@@ -47,9 +48,11 @@ class TorchMapping(Mapping):
         device: "TorchDevice",
         storages: "list[torch.UntypedStorage]",
         local: list[LocalHandle],
-        offsets: Sequence[int] = (),
+        handles: Sequence[StorageHandle] = (),
     ) -> None:
-        """Take over imported storages (``offsets``: in their allocations), or addresses of ours."""
+        """Take over storages imported by these handles, or addresses of ours."""
+        self.handles = handles
+        offsets = [getattr(handle, "offset", 0) for handle in handles]
         #: Where the allocations begin that were mapped with the storages.
         self.starts = [
             each.data_ptr() - offset for each, offset in zip(storages, offsets, strict=False)
@@ -152,8 +155,7 @@ class TorchDevice(Device):
             for handle in local:
                 map_handle(handle)
             return TorchMapping(self, [], local)
-        offsets = [getattr(handle, "offset", 0) for handle in storages]
-        return TorchMapping(self, self._import(storages), [], offsets)
+        return TorchMapping(self, self._import(storages), [], storages)
 
     def _import(self, handles: Sequence[StorageHandle]) -> "list[torch.UntypedStorage]":
         checked = [check_handle(self._family, handle, self.card) for handle in handles]
@@ -174,6 +176,7 @@ class TorchDevice(Device):
             mapping.events.clear()
         if storages:
             release_storages(self._family, storages)
+        remove_dead_counters(mapping.handles)
 
     def prove(self, proof: MemoryProof) -> bool:
         """Read the engine's scratch memory, and answer in it."""

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,9 @@ def test_a_killed_engine_leaves_nothing_mapped_and_the_next_one_starts_warm(
         while first.scheduler.hear_anything() is None or mapped_segments(served.pid):
             pass
         first.scheduler.close()
+        # Nor does it leave torch's counters, which only their maker removes.
+        while list(Path("/dev/shm").glob(f"torch_{doomed.process.pid}_*")):
+            pass
     with engine(served, "gqa", process, name="next") as second:
         second.attach()
         assert second.hits(1, 20, BLOCKS) == 4

@@ -7,9 +7,11 @@ lets go in this order: wait for its own streams, drop views, drop storages, ``em
 ``ipc_collect``.
 """
 
+import contextlib
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcommon.errors import HandleError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 #: Bytes of an event's handle.
 EVENT_BYTES = 64
 _COUNTER = re.compile(rb"/torch_\d+_\d+_\d+")
+SHM = Path("/dev/shm")  # noqa: S108 (torch's files, which have such names)
 #: Nobody shares more in one storage (1 TiB).
 _MAX_BYTES = 1 << 40
 #: One import or release at a time: torch's table of opened handles races otherwise.
@@ -168,6 +171,33 @@ def release_storages(family: Family, storages: "list[torch.UntypedStorage]") -> 
         storages.clear()
         runtime.empty_cache()
         runtime.ipc_collect()
+
+
+def remove_dead_counters(handles: Iterable[StorageHandle]) -> None:
+    """Remove the reference counters of exporters that are dead. Called after the release.
+
+    torch keeps them in a file in /dev/shm (80 kB) that an exporter removes at its end, but not one
+    that is killed.
+    """
+    for handle in handles:
+        if not isinstance(handle, (NpuHandle, CudaHandle)):
+            continue
+        name = handle.counter.decode("ascii", errors="replace")
+        # The name says whose it is: nobody has the counters of others removed.
+        if name.startswith(f"/torch_{handle.pid}_") and _is_dead(handle.pid):
+            with contextlib.suppress(OSError):
+                (SHM / name[1:]).unlink(missing_ok=True)
+
+
+def _is_dead(pid: int) -> bool:
+    """No such process here, or one that has ended and that nobody has waited for yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        return state in {"Z", "X"} and len(list(Path(f"/proc/{pid}/task").iterdir())) <= 1
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, IndexError):
+        return False
 
 
 def _first_line(error: RuntimeError) -> str:

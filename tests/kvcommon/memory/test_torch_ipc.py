@@ -1,12 +1,17 @@
 """What is checked of a handle before it goes into a driver."""
 
+import os
+import subprocess
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from kvcommon.errors import HandleError
+from kvcommon.memory import torch_ipc
 from kvcommon.memory.handles import CudaHandle, FileHandle, NpuHandle
 from kvcommon.memory.npu import FAMILY
-from kvcommon.memory.torch_ipc import Identity, check_handle
+from kvcommon.memory.torch_ipc import Identity, check_handle, remove_dead_counters
 
 CARD = Identity(3, b"uuid")
 GOOD = NpuHandle(
@@ -63,3 +68,38 @@ def test_memory_of_another_kind_is_refused() -> None:
     for handle in (cuda, file):
         with pytest.raises(HandleError, match="daemon for npu"):
             check_handle(FAMILY, handle, CARD)
+
+
+@pytest.fixture
+def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(torch_ipc, "SHM", tmp_path)
+    return tmp_path
+
+
+def counters_of(shm: Path, pid: int, named: int) -> tuple[Path, NpuHandle]:
+    path = shm / f"torch_{named}_34_0"
+    path.touch()
+    counter = f"/{path.name}".encode()
+    return path, msgspec.structs.replace(GOOD, pid=pid, counter=counter)
+
+
+def test_only_the_counters_of_a_dead_exporter_are_removed(shm: Path) -> None:
+    mine, alive = counters_of(shm, os.getpid(), os.getpid())
+    with subprocess.Popen(["true"]) as ended:
+        # Before anybody has waited for it.
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        path, dead = counters_of(shm, ended.pid, ended.pid)
+        remove_dead_counters([alive, dead])
+        assert not path.exists()
+    path.touch()
+    remove_dead_counters([dead])
+    assert not path.exists()
+    assert mine.exists()
+
+
+def test_nobody_has_the_counters_of_others_removed(shm: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    path, liar = counters_of(shm, ended.pid, os.getpid())
+    remove_dead_counters([liar])
+    assert path.exists()
